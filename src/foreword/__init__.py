@@ -1,0 +1,21 @@
+"""Foreword: exact batched speculative decoding. Faster than plain decoding, never a token
+different."""
+
+from typing import TYPE_CHECKING, Any
+
+from foreword.types import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from foreword.llm import LLM
+
+
+def __getattr__(name: str) -> Any:
+    """`foreword.LLM` is imported when asked for: the words above it need no torch."""
+    if name == "LLM":
+        from foreword.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'foreword' has no attribute {name!r}")

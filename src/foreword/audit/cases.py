@@ -1,0 +1,121 @@
+"""The requests an audit replays: prompts of several kinds times ways of sampling, as token ids.
+
+A case never changes between settings; only what runs beside it and how does. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+from itertools import product
+
+from foreword.sample.noise import derive
+from foreword.types import Request, SamplingParams
+
+NUM_LOGPROBS = 5
+ALIGNED = 16  # tokens: a multiple of every block size of the axes
+
+TEXTS = {
+    "short": "The capital of France is",
+    "long": (
+        "A lighthouse keeper wrote in his log every evening. On the first day the sea was calm and "
+        "two ships passed. On the second day a storm came from the north and one ship turned back. "
+        "On the third day the fog was so thick that he rang the bell from morning to night. On the "
+        "fourth day a young woman rowed to the island, asked for water, and stayed for supper. She "
+        "told him that the harbour had been rebuilt and that the old tower would soon be replaced "
+        "by a machine. He said nothing for a while, and then he asked her"
+    ),
+    "repetitive": "red green blue red green blue red green blue red green blue red green",
+    "code": (
+        "def add(left, right):\n    return left + right\n\n\ndef subtract(left, right):\n"
+        "    return left - right\n\n\ndef multiply(left, right):\n    return"
+    ),
+}
+
+SAMPLINGS: dict[str, Mapping[str, float | int]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "top_p": 0.95},
+    "top-k": {"temperature": 0.8, "top_k": 40},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request. `params` are resolved and ask for logprobs."""
+
+    name: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    eos_ids: frozenset[int]
+
+    def request(self, request_id: str, priority: int = 0) -> Request:
+        return Request(
+            id=request_id,
+            prompt_ids=self.prompt_ids,
+            params=self.params,
+            seed=self.seed,
+            eos_ids=self.eos_ids,
+            max_tokens=self.max_tokens,
+            priority=priority,
+        )
+
+    @property
+    def num_positions(self) -> int:
+        """Prompt and output together."""
+        return len(self.prompt_ids) + self.max_tokens
+
+    def ending_at(self, token_id: int) -> Case:
+        """The same request, but this id ends it: an end that falls inside an accepted path."""
+        params = replace(self.params, stop_token_ids=(token_id,))
+        return replace(self, name=f"{self.name}, stop {token_id}", params=params)
+
+
+def make_cases(
+    encode: Callable[[str], list[int]],
+    prompts: SequenceOf[str],
+    *,
+    max_tokens: int,
+    context: int,
+    eos_ids: frozenset[int],
+    seed: int,
+    every: bool,
+) -> list[Case]:
+    """Cases for the built-in prompts and the user's own.
+
+    every: each prompt with each sampling; else each prompt with two of them in turn. Built-in
+    prompts are cut to what `context` (positions) leaves beside `max_tokens`.
+    """
+    room = context - max_tokens
+    named = {name: encode(text)[:room] for name, text in TEXTS.items()}
+    named |= twins(named["long"], named["code"], room)
+    named |= {f"prompt {number}": encode(text) for number, text in enumerate(prompts, start=1)}
+    chosen = [
+        (name, sampling)  # neighbours in this list run together: different prompts
+        for (turn, sampling), (place, name) in product(enumerate(SAMPLINGS), enumerate(named))
+        if every or (place + turn) % 2 == 0
+    ]
+    return [
+        Case(
+            name=f"{name}, {sampling}",
+            prompt_ids=tuple(named[name]),
+            params=SamplingParams(**SAMPLINGS[sampling], logprobs=NUM_LOGPROBS).resolve({}),  # type: ignore[arg-type]
+            seed=derive(seed, number),
+            max_tokens=max_tokens,
+            eos_ids=eos_ids,
+        )
+        for number, (name, sampling) in enumerate(chosen)
+    ]
+
+
+def twins(first: list[int], second: list[int], room: int) -> dict[str, list[int]]:
+    """Two prompts whose second block is equal while the first is not: a prefix cache that looks at
+    blocks alone would take one for the other."""
+    middle, tail = first[-ALIGNED:], first[:3]
+    return {
+        "left twin": [*first[:ALIGNED], *middle, *tail][:room],
+        "right twin": [*second[:ALIGNED], *middle, *tail][:room],
+    }

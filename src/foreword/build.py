@@ -1,0 +1,295 @@
+"""The only file that turns names into objects: it reads an EngineConfig and puts an engine
+together.
+
+A name is a file: `--drafter ngram` is draft/ngram.py, `--tree chain` is tree/chain.py, and so on.
+An unknown name is an error that lists the folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from foreword import machine
+from foreword.accept import exact
+from foreword.config import EngineConfig, from_options
+from foreword.draft._context import DraftContext
+from foreword.engine import Engine, Parts
+from foreword.errors import ConfigError
+from foreword.kernels.ops import Kernels, RotaryTable
+from foreword.kv.pool import FORMATS, KVPool, bytes_per_slot
+from foreword.model.config import ModelConfig
+from foreword.model.llama import Decoder
+from foreword.model.rope import inverse_frequencies
+from foreword.model.weights.checkpoint import Checkpoint
+from foreword.model.weights.memory import require_memory
+from foreword.model.weights.open import open_checkpoint
+from foreword.protocols import Drafter, KVStore, Sampler, TreeBuilder
+from foreword.sample.sampler import GumbelSampler
+from foreword.scheduler import Scheduler
+from foreword.text.compatible import compatible
+from foreword.text.folder import load_folder
+from foreword.text.gguf_vocabulary import load_gguf
+from foreword.text.tokenizer import Tokenizer
+
+NUMERICS_VERSION = 1  # raised by any change that moves a bit of the logits
+TILE_ROWS = 16  # rows that ride in one matrix tile
+KV_SHARE = 0.25  # of the available memory, when --kv-cache-memory does not say
+
+Progress = Callable[[str, int, int | None], None]  # (what, done, total if known)
+
+
+def names(family: str) -> list[str]:
+    """The members of a folder (draft, tree, kv, accept, kernels), by file name."""
+    package = importlib.import_module(f"foreword.{family}")
+    found = [item.name for item in pkgutil.iter_modules(package.__path__)]
+    helpers = {"kernels": {"ops", "guard"}, "kv": {"pool", "prefix"}}.get(family, set())
+    return sorted(name for name in found if not name.startswith("_") and name not in helpers)
+
+
+def member(family: str, name: str) -> Any:
+    """The module behind a name; ConfigError lists what there is."""
+    if name not in names(family):
+        raise ConfigError(f"no {family}/{name}; there is: {', '.join(names(family))}")
+    return importlib.import_module(f"foreword.{family}.{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine and what its doors need to know about it."""
+
+    engine: Engine
+    config: EngineConfig
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    context: int  # positions a request may use, prompt and output together
+    vocab_size: int  # ids with a text
+    kv_format: str
+    defaults: dict[str, float | int]  # sampling defaults in force for unset fields
+    close: Callable[[], None]  # ends worker threads
+
+
+def build(config: EngineConfig, progress: Progress | None = None) -> Built:
+    """Open, check, fit, load. Every error comes before anything is served."""
+    drafting = member("draft", config.speculative.method)
+    needs_model = "own_kv" in drafting.needs
+    if needs_model != (config.speculative.model is not None):
+        raise ConfigError(
+            f"drafter {config.speculative.method!r} "
+            + ("needs --draft-model" if needs_model else "takes no draft model; drop --draft-model")
+        )
+    checkpoint = open_checkpoint(config.model, config.revision, progress)
+    tokenizer = load_tokenizer(checkpoint)
+    context = _context(config, checkpoint.config)
+    draft = open_draft(config, checkpoint, tokenizer, progress) if needs_model else None
+    shared = draft is not None and draft.files == checkpoint.files
+    slots = _slots(config, context, [checkpoint] + ([draft] if draft else []), shared)
+
+    model = load_model(config, checkpoint, tokenizer.vocab_size, context, progress)
+    kv = make_store(config, checkpoint, slots)
+    sampler = GumbelSampler()
+    draft_context = DraftContext(config.speculative.num_speculative_tokens, model.vocab_size)
+    draft_model = None
+    if draft is not None:
+        draft_model = (
+            model if shared else load_model(config, draft, tokenizer.vocab_size, context, progress)
+        )
+        draft_context = DraftContext(
+            draft_context.max_depth,
+            model.vocab_size,
+            draft_model,
+            make_store(config, draft, slots),
+            sampler,
+        )
+    drafter = make_drafter(config.speculative.method, config.speculative.options, draft_context)
+    return Built(
+        engine=assemble(config, model, kv, drafter, sampler),
+        config=config,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        context=context,
+        vocab_size=model.vocab_size,
+        kv_format=_kv_format(config),
+        close=closing(model, draft_model),
+        defaults=checkpoint.generation if config.generation_config == "auto" else {},
+    )
+
+
+def closing(*models: Decoder | None) -> Callable[[], None]:
+    """What ends the worker threads of these models."""
+
+    def close() -> None:
+        for model in models:
+            if model is not None:
+                model.kernels.close()
+
+    return close
+
+
+def assemble(
+    config: EngineConfig, model: Decoder, kv: KVStore, drafter: Drafter, sampler: Sampler
+) -> Engine:
+    """The loop around given parts."""
+    builder: TreeBuilder = member("tree", config.speculative.tree).make()
+    drafts = drafter.name != "none"
+    return Engine(
+        Parts(
+            model=model,
+            kv=kv,
+            scheduler=Scheduler(config.scheduler, kv.capacity, config.cache.block_size),
+            drafter=drafter,
+            builder=builder,
+            sampler=sampler,
+            acceptor=exact.make(),
+            node_budget=_node_budget(config.speculative.node_budget) if drafts else lambda _: 0,
+            guard=model.kernels.guard,
+        )
+    )
+
+
+def make_drafter(method: str, options: dict[str, Any], context: DraftContext) -> Drafter:
+    """A drafter by name; its Config dataclass checks the options."""
+    module = member("draft", method)
+    config = from_options(module.Config, options, f"drafter {method!r}")
+    drafter: Drafter = module.make(config, context)
+    return drafter
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    if checkpoint.metadata:
+        return load_gguf(checkpoint.metadata)
+    return load_folder(checkpoint.path)
+
+
+def load_model(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    num_tokens: int,
+    context: int,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Pack a checkpoint's weights into the kernels' layout, tensor by tensor."""
+    shape = checkpoint.config
+    frequencies, factor = inverse_frequencies(shape.rope, shape.head_dim, shape.max_position)
+    rotary = RotaryTable.build(frequencies, factor, context)
+    kernels: Kernels = member("kernels", config.backend).make(
+        shape, config.numerics, rotary, config.device, config.threads or machine.num_threads()
+    )
+    name = checkpoint.path.name
+
+    def loaded(done: int, total: int) -> None:
+        if progress is not None:
+            progress(f"loading {name}", done, total)
+
+    return Decoder(shape, kernels, checkpoint.tensor, num_tokens, loaded)
+
+
+def _node_budget(fixed: int | None) -> Callable[[int], int]:
+    """Draft nodes per step: the given number, or what fills up the last matrix tile, at least half
+    of one."""
+
+    def fill(sequences: int) -> int:
+        rows = -(-(sequences + TILE_ROWS // 2) // TILE_ROWS) * TILE_ROWS
+        return rows - sequences
+
+    return fill if fixed is None else lambda _: fixed
+
+
+def open_draft(
+    config: EngineConfig, target: Checkpoint, tokenizer: Tokenizer, progress: Progress | None
+) -> Checkpoint:
+    """The draft checkpoint, its vocabulary checked against the target's."""
+    assert config.speculative.model is not None
+    draft = open_checkpoint(config.speculative.model, None, progress)
+    if draft.files != target.files:
+        difference = compatible(tokenizer, load_tokenizer(draft))
+        if difference is not None:
+            raise ConfigError(
+                f"draft model {config.speculative.model} does not fit {config.model}: "
+                f"{difference}; use a draft model with the target's tokenizer"
+            )
+    return draft
+
+
+def _context(config: EngineConfig, shape: ModelConfig) -> int:
+    """Positions a request may use."""
+    asked = config.max_model_len
+    if asked is not None and asked > shape.max_position:
+        raise ConfigError(
+            f"max_model_len {asked} is above the model's {shape.max_position}; lower it"
+        )
+    return asked or shape.max_position
+
+
+def _kv_format(config: EngineConfig) -> str:
+    """float32 in float32 mode, else bfloat16."""
+    return "float32" if config.numerics == "float32" else "bfloat16"
+
+
+def _slots(config: EngineConfig, context: int, checkpoints: list[Checkpoint], shared: bool) -> int:
+    """KV slots that fit beside the weights; ConfigError or WeightsError if one request does not."""
+    block = config.cache.block_size
+    drafts = config.speculative.node_budget or 2 * TILE_ROWS
+    pages = -(-(context + drafts) // block) + 1
+    least, most = (pages + 1) * block, (pages * config.scheduler.max_num_seqs + 1) * block
+    per_slot = sum(
+        bytes_per_slot(
+            one.config.num_layers,
+            one.config.num_kv_heads,
+            one.config.head_dim,
+            FORMATS[_kv_format(config)],
+        )
+        for one in checkpoints
+    )
+    if config.cache.memory is None:
+        available = machine.available_memory()
+        share = most if available is None else int(available * KV_SHARE) // per_slot
+        slots = max(least, min(most, share // block * block))
+    else:
+        slots = config.cache.memory // per_slot // block * block
+        if slots < least:
+            raise ConfigError(
+                f"kv_cache_memory {config.cache.memory} bytes holds {slots} positions, one request "
+                f"of {context} needs {least * per_slot} bytes; raise it or lower max_model_len"
+            )
+    weights = sum(weight_bytes(config, one) for one in checkpoints[: 1 if shared else None])
+    require_memory(
+        weights + slots * per_slot, f"{config.model} with a KV cache of {slots} positions"
+    )
+    return slots
+
+
+def weight_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    """Bytes of the packed weights: each in the mode's dtype, the LM head a float32 copy."""
+    size = 4 if config.numerics == "float32" else 2
+    shape = checkpoint.config
+    numbers = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+    return numbers * size + 4 * shape.vocab_size * shape.hidden_size
+
+
+def make_store(config: EngineConfig, checkpoint: Checkpoint, slots: int) -> KVStore:
+    shape = checkpoint.config
+    pool = KVPool(
+        shape.num_layers,
+        slots,
+        shape.num_kv_heads,
+        shape.head_dim,
+        FORMATS[_kv_format(config)],
+        config.device,
+    )
+    identity = f"{checkpoint.fingerprint()} {config.backend} {config.numerics} {_kv_format(config)}"
+    return _store_over(config, pool, identity)
+
+
+def _store_over(config: EngineConfig, pool: KVPool, identity: str) -> KVStore:
+    store: KVStore = member("kv", config.cache.store).make(
+        pool,
+        block_size=config.cache.block_size,
+        identity=identity,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    return store

@@ -1,0 +1,98 @@
+"""Option names of other engines: what they are called here, or that Foreword has no such thing yet.
+
+One table each way. Names are without leading dashes; underscores count as dashes everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+# Typer may bring its own copy of click; the base of its BadParameter is the right UsageError.
+UsageError: Any = typer.BadParameter.__bases__[0]
+
+_SAME = {
+    "drafter": ("speculative-algorithm", "spec-type", "speculative-mode", "decoding-type"),
+    "draft-model": (
+        "model-draft",
+        "speculative-draft-model-path",
+        "speculative-model",
+        "speculative-model-dir",
+        "assistant-model",
+    ),
+    "num-speculative-tokens": (
+        "speculative-num-draft-tokens",
+        "max-draft-len",
+        "draft-max",
+        "num-assistant-tokens",
+        "speculate",
+        "speculate-k",
+    ),
+    "prompt-lookup-max": ("spec-ngram-size-n", "max-ngram-size", "max-matching-ngram-size"),
+    "confidence-threshold": ("assistant-confidence-threshold", "draft-p-min"),
+    "numerics": ("dtype",),
+    "max-model-len": ("context-length", "ctx-size"),
+    "max-tokens": ("max-new-tokens", "n-predict"),
+    "prefix-caching": ("enable-prefix-caching",),
+    "no-prefix-caching": ("no-enable-prefix-caching", "disable-radix-cache"),
+    "seed": ("sampling-seed", "random-seed"),
+    "stop-token-id": ("stop-token-ids",),
+    "temperature": ("temp",),
+}
+ALIASES = {alias: name for name, aliases in _SAME.items() for alias in aliases}
+
+_GROUPS = {
+    "one process on one device; leave it out": (
+        "tensor-parallel-size",
+        "tp",
+        "pipeline-parallel-size",
+        "data-parallel-size",
+        "n-gpu-layers",
+        "gpu-memory-utilization",
+    ),
+    "weights run as stored, in --numerics float32 or bfloat16; leave it out": (
+        "quantization",
+        "load-format",
+        "kv-cache-dtype",
+    ),
+    "adapters are not implemented; merge the adapter into the weights": (
+        "enable-lora",
+        "lora-modules",
+        "adapter",
+    ),
+    "this request parameter is not implemented; leave it out": (
+        "presence-penalty",
+        "frequency-penalty",
+        "repetition-penalty",
+        "logit-bias",
+        "min-tokens",
+        "grammar",
+        "guided-json",
+        "best-of",
+        "tool-call-parser",
+        "reasoning-parser",
+    ),
+    "set the shape of the tree with --tree and --node-budget": (
+        "speculative-eagle-topk",
+        "speculative-num-steps",
+    ),
+    "model code is never run; leave it out": ("trust-remote-code",),
+    "the model's own template is used; --raw leaves it out": ("chat-template",),
+    "there is no server yet": ("host", "port", "api-key", "served-model-name"),
+}
+UNSUPPORTED = {name: reason for reason, names in _GROUPS.items() for name in names}
+
+
+def plain(name: str) -> str:
+    """For commands with options of their own: underscores as dashes, nothing else."""
+    return name.replace("_", "-")
+
+
+def canonical(name: str) -> str:
+    """The name Foreword uses. UsageError for a known option that it does not have."""
+    name = plain(name)
+    name = ALIASES.get(name, name)
+    if name in UNSUPPORTED:
+        raise UsageError(f"option --{name} is not supported yet: {UNSUPPORTED[name]}")
+    return name

@@ -1,0 +1,269 @@
+"""`foreword generate`: complete prompts, show how it went, and prove it with --verify."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foreword.cli.numbers import token_ids, whole_number
+from foreword.cli.options import (
+    EngineOptions,
+    Json,
+    Model,
+    SamplingOptions,
+    llm_arguments,
+    read_text,
+    sampling_params,
+)
+from foreword.cli.plain import Comparison, verify
+from foreword.cli.show import note, print_json, progress_bars
+from foreword.cli.statistics import (
+    batch_line,
+    rate,
+    receipt_line,
+    speculation_line,
+    speed_line,
+)
+from foreword.errors import RequestError
+from foreword.types import SamplingParams
+
+if TYPE_CHECKING:
+    from foreword.llm import LLM
+    from foreword.outputs import RequestOutput
+
+DEFAULT_MAX_TOKENS = 256
+_PROMPT = "Prompt"
+
+
+@dataclass(slots=True)
+class PromptOptions:
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", help="Repeat for a batch.", rich_help_panel=_PROMPT),
+    ] = None
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option("--prompt-file", help="A file, - = stdin.", rich_help_panel=_PROMPT),
+    ] = None
+    prompt_ids: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--prompt-ids",
+            parser=token_ids,
+            metavar="IDS",
+            help='Token ids, "1,2,3". Repeat for a batch.',
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Wrap prompts as user messages, or not. Default: if there is a chat template.",
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None
+    system: Annotated[
+        str | None,
+        typer.Option("--system", help="System message.", rich_help_panel=_PROMPT),
+    ] = None
+    date: Annotated[
+        str | None,
+        typer.Option(
+            "--date",
+            help="Told to templates that ask, YYYY-MM-DD. Default: today.",
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None
+
+
+@dataclass(slots=True)
+class Job:
+    """Prompts as given (texts or ids), and how they are to be read."""
+
+    texts: list[str] = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)
+    chat: bool = False
+    system: str | None = None
+    date: str | None = None
+
+    def messages(self) -> list[list[dict[str, str]]]:
+        head = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [[*head, {"role": "user", "content": text}] for text in self.texts]
+
+
+def generate(
+    model: Model,
+    prompts: PromptOptions,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+    n: Annotated[
+        int,
+        typer.Option("--n", parser=whole_number, metavar="N", help="Samples of each prompt."),
+    ] = 1,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs", parser=whole_number, metavar="N", help="With --json: the N highest too."
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Decode again plainly, compare every bit.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Complete one prompt or a batch. The text goes to stdout, statistics to stderr."""
+    job = read_job(prompts)
+    if sampling.max_tokens is None:
+        sampling = replace(sampling, max_tokens=DEFAULT_MAX_TOKENS)
+    params = sampling_params(sampling, n=n, logprobs=logprobs)
+    if check and logprobs is None:
+        params = replace(params, logprobs=0)  # so that their bits are compared, too
+    arguments = llm_arguments(engine, sampling.seed)
+    results, drafter, seconds = _run(model, arguments, job, params, prompts.chat, json)
+    outputs = [output for result in results for output in result.outputs]
+    if not json:
+        _show(results, seconds, drafter)
+    comparison = None
+    if check:
+        with progress_bars(not json) as progress:
+            comparison = verify(model, arguments, params, results, progress)
+    if json:
+        _print_json(results, logprobs is not None, drafter, comparison)
+    elif comparison is not None:
+        note(f"plain decoding: {rate(comparison.plain_tokens_per_second)}")
+        typer.echo(comparison.verdict)
+    failed = [output.error for output in outputs if output.error is not None]
+    for error in failed:
+        typer.echo(f"error: {error}", err=True)
+    return int(bool(failed) or (comparison is not None and comparison.difference is not None))
+
+
+def read_job(options: PromptOptions) -> Job:
+    """Collect the prompts. Raises RequestError when there is none, or two kinds."""
+    texts = list(options.prompt or ())
+    if options.prompt_file is not None:
+        texts.append(read_text(options.prompt_file))
+    ids = list(options.prompt_ids or ())
+    if not texts and not ids:
+        if sys.stdin.isatty():
+            raise RequestError("no prompt; give --prompt, --prompt-file, --prompt-ids or stdin")
+        texts.append(read_text(Path("-")))
+    if texts and ids:
+        raise RequestError("--prompt-ids cannot be mixed with prompts of text; give one kind")
+    if ids and (options.chat or options.system):
+        raise RequestError("--prompt-ids are taken as they are; drop --chat and --system")
+    for number, text in enumerate(texts):
+        if not text:
+            raise RequestError(f"prompt {number} is empty; give it some text", "prompt")
+    return Job(texts, ids, system=options.system, date=options.date)
+
+
+def _run(
+    model: str,
+    arguments: dict[str, Any],
+    job: Job,
+    params: SamplingParams,
+    chat: bool | None,
+    quiet: bool,
+) -> tuple[list[RequestOutput], str, float]:
+    """Load, generate, release. Returns the results, the drafter's name and the seconds it took."""
+    from foreword.llm import LLM
+
+    with progress_bars(not quiet) as progress:
+        llm = LLM(model, **arguments, progress=progress)
+    try:
+        job.chat = _wants_chat(llm, job, chat)
+        started = time.monotonic()
+        if not quiet and len(job.texts) + len(job.ids) == 1 and params.n == 1:
+            results = [_stream(llm, job, params)]
+        else:
+            results = _batch(llm, job, params, quiet)
+        return results, llm.engine.parts.drafter.name, time.monotonic() - started
+    finally:
+        llm.close()
+
+
+def _wants_chat(llm: LLM, job: Job, asked: bool | None) -> bool:
+    has_template = llm.tokenizer.chat_template is not None
+    if asked and not has_template:
+        raise RequestError("--chat: this model has no chat template; use --raw", "chat_template")
+    wanted = bool(job.texts) and (has_template if asked is None else asked)
+    if job.system is not None and not wanted:
+        raise RequestError("--system needs a chat template; drop it or --raw", "system")
+    return wanted
+
+
+def _stream(llm: LLM, job: Job, params: SamplingParams) -> RequestOutput:
+    """One prompt, its text printed as it comes."""
+    from foreword.outputs import RequestOutput
+
+    date = None
+    prompt: str | list[int] = job.ids[0] if job.ids else job.texts[0]
+    if job.chat:
+        date = job.date or today()
+        prompt = llm.encode_chat(job.messages()[0], date=date)
+    sample = None
+    for text, running in llm.stream(prompt, params, date):
+        sample = running
+        typer.echo(text, nl=False)
+    typer.echo()
+    assert sample is not None  # a request takes at least one step
+    request = sample.sequence.request
+    shown = job.texts[0] if job.texts else None
+    return RequestOutput(request.id, shown, list(request.prompt_ids), [llm.result(sample)])
+
+
+def _batch(llm: LLM, job: Job, params: SamplingParams, quiet: bool) -> list[RequestOutput]:
+    with progress_bars(not quiet) as progress:
+        if job.chat:
+            results = llm.chat(job.messages(), params, date=job.date, progress=progress)
+        else:
+            results = llm.generate(job.texts or job.ids, params, progress=progress)
+    for result, text in zip(results, job.texts, strict=False):
+        result.prompt = text
+    return results
+
+
+def today() -> str:
+    import datetime
+
+    return datetime.date.today().isoformat()
+
+
+def _show(results: list[RequestOutput], seconds: float, drafter: str) -> None:
+    """Texts (unless streamed already) to stdout; statistics and receipts to stderr."""
+    outputs = [output for result in results for output in result.outputs]
+    if len(outputs) > 1:
+        for number, result in enumerate(results):
+            for output in result.outputs:
+                typer.echo(f"== prompt {number}, sample {output.index} ==\n{output.text}")
+        note(batch_line(outputs, seconds))
+    else:
+        note(speed_line(outputs[0]))
+    note(speculation_line(outputs, drafter))
+    for output in outputs:
+        note(receipt_line(output.receipt))
+
+
+def _print_json(
+    results: list[RequestOutput], logprobs: bool, drafter: str, comparison: Comparison | None
+) -> None:
+    from foreword.cli.as_json import output_json
+
+    content: dict[str, Any] = {
+        "drafter": drafter,
+        "outputs": [
+            output_json(number, result, output, logprobs)
+            for number, result in enumerate(results)
+            for output in result.outputs
+        ],
+    }
+    if comparison is not None:
+        content["verify"] = comparison.as_json()
+    print_json(content)

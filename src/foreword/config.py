@@ -1,0 +1,125 @@
+"""Options of an engine, each part with its own small frozen dataclass. Unknown names are errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from foreword.errors import ConfigError
+
+NUMERICS = ("float32", "bfloat16")
+
+# Names of drafters in other engines, in lower case.
+METHODS = {"draft_model": "model", "standalone": "model", "prompt_lookup": "ngram"}
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """max_num_batched_tokens: rows in one pass at most (prefill chunks + tree nodes).
+    max_num_seqs: requests running at once. max_num_waiting: queue length, None = unbounded."""
+
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        positive(self, "max_num_seqs", "max_num_batched_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """store: a file in kv/. block_size: tokens per page. memory: bytes for K and V, None = choose.
+    enable_prefix_caching: reuse pages of equal prefixes."""
+
+    store: str = "paged"
+    block_size: int = 16
+    memory: int | None = None
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        positive(self, "block_size")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """method: a file in draft/. tree: a file in tree/. num_speculative_tokens: longest draft path.
+    node_budget: draft nodes per pass over the whole batch, None = fill the matrix tile.
+    options: the drafter's own settings (its Config dataclass checks them)."""
+
+    method: str = "ngram"
+    model: str | None = None
+    tree: str = "best_first"
+    num_speculative_tokens: int = 15
+    node_budget: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        positive(self, "num_speculative_tokens")
+        if self.node_budget is not None and self.node_budget < 0:
+            raise ConfigError(f"node_budget must be >= 0, got {self.node_budget}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built from. `model`, `numerics`, `backend` and the KV format decide
+    bits; nothing else here may."""
+
+    model: str
+    revision: str | None = None
+    numerics: str = "float32"
+    backend: str = "torch"
+    device: str = "cpu"
+    threads: int | None = None  # None = affinity, cgroup quota, OMP_NUM_THREADS
+    max_model_len: int | None = None
+    generation_config: str = "auto"  # auto | none
+    seed: int | None = None  # for requests without one: request i gets derive(seed, i)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+
+    def __post_init__(self) -> None:
+        one_of(self, "numerics", NUMERICS)
+        one_of(self, "generation_config", ("auto", "none"))
+        for name in ("threads", "max_model_len"):
+            if getattr(self, name) is not None:
+                positive(self, name)
+
+
+def positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}")
+
+
+def one_of(config: Any, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+
+
+def from_options(kind: type[Any], options: dict[str, Any], what: str) -> Any:
+    """Build a config dataclass from a mapping; an unknown key is an error that lists the known
+    ones."""
+    known = [item.name for item in fields(kind)]
+    for key in options:
+        if key not in known:
+            raise ConfigError(
+                f"unknown option {key!r} for {what}; known: {', '.join(known) or 'none'}"
+            )
+    return kind(**options)
+
+
+def read_speculative_config(options: dict[str, Any]) -> SpeculativeConfig:
+    """A SpeculativeConfig from the mapping users write (vLLM's keys): its own fields by name, any
+    other key is an option of the drafter, which checks it. A model without a method is a draft
+    model; other engines' method names are understood."""
+    own = {item.name for item in fields(SpeculativeConfig)} - {"options"}
+    options = dict(options)
+    if "model" in options:
+        options.setdefault("method", "model")
+    if isinstance(options.get("method"), str):
+        method = options["method"].lower()
+        options["method"] = METHODS.get(method, method)
+    given = {key: value for key, value in options.items() if key in own}
+    rest = {key: value for key, value in options.items() if key not in own}
+    return SpeculativeConfig(**given, options=rest)

@@ -1,0 +1,60 @@
+"""What the drafters of this folder share: the context each is made with, and two small helpers.
+
+A drafter file declares, at module level:
+
+    needs             frozenset of words `build.py` must provide for; so far only "own_kv": a draft
+                      model with its own KV store, and the target's sampler
+    acceptance_floor  mean tokens per verify pass, bonus included, that the contract suite holds it
+                      to with paths of 4 on a history it should find easy (1.0 = it may never help)
+    Config            small frozen dataclass of its own options
+    make              make(config, context) -> Drafter
+
+Knows no drafter. A name that starts with an underscore is not a drafter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreword.errors import ConfigError
+from foreword.protocols import KVStore, Model, Sampler
+from foreword.types import Sequence, Trie
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What `build.py` hands to `make`.
+
+    max_depth: longest draft path (`num_speculative_tokens`). vocab_size: ids the target can emit;
+    no drafter proposes an id beyond. model, kv, sampler: for drafters that need "own_kv".
+    """
+
+    max_depth: int
+    vocab_size: int
+    model: Model | None = None
+    kv: KVStore | None = None
+    sampler: Sampler | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_depth", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)!r}")
+
+    def depth_for(self, sequence: Sequence) -> int:
+        """Longest path worth drafting: the last token that may be emitted needs no draft."""
+        return max(0, min(self.max_depth, sequence.remaining - 1))
+
+
+def keep_best(trie: Trie, budget: int) -> Trie:
+    """The `budget` nodes of highest reach, in their old order; parents outrank their children."""
+    if len(trie) <= budget:
+        return trie
+    reach: list[float] = []
+    for parent, score in zip(trie.parents, trie.scores, strict=True):
+        reach.append(score * (reach[parent] if parent >= 0 else 1.0))
+    kept = sorted(sorted(range(len(trie)), key=lambda node: (-reach[node], node))[:budget])
+    result, moved = Trie(), {-1: -1}
+    for node in kept:
+        parent = moved[trie.parents[node]]
+        moved[node] = result.add(parent, trie.tokens[node], trie.scores[node], trie.sources[node])
+    return result

@@ -1,0 +1,202 @@
+"""The loop: plan -> draft -> tree -> verify -> accept -> commit -> emit.
+
+Knows the seams (protocols.py), the scheduler and nothing behind them: no drafter, no model, no
+file, no text. Whatever the drafters say and the scheduler decides, a sequence's tokens are those of
+plain decoding: each comes from the target's own sampler on the target's own logits at that
+position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreword.errors import ForewordError
+from foreword.protocols import Acceptor, Drafter, KVStore, Model, Sampler, TreeBuilder
+from foreword.scheduler import Entry, Plan, Scheduler
+from foreword.types import (
+    Budget,
+    DraftTree,
+    FinishReason,
+    Outcome,
+    Request,
+    Sequence,
+    SpeculationStats,
+    Verdict,
+)
+from foreword.verify import Work, verify
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What build.py puts together."""
+
+    model: Model
+    kv: KVStore
+    scheduler: Scheduler
+    drafter: Drafter
+    builder: TreeBuilder
+    sampler: Sampler
+    acceptor: Acceptor
+    node_budget: Callable[[int], int]  # running sequences -> draft nodes to verify in a step
+    guard: Callable[[], AbstractContextManager[None]]  # pins host switches around a step
+
+
+class Engine:
+    """Runs requests to their end, one `step` at a time. Not thread-safe: one thread owns it."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.stats = SpeculationStats()
+        self._drafting: set[str] = set()  # sequences the drafter has begun
+
+    def add(self, request: Request) -> Sequence:
+        """Queue a request. RequestError if it can never fit."""
+        sequence = Sequence(request, list(request.prompt_ids))
+        sequence.sampler_state = self.parts.sampler.begin(
+            request.params, request.seed, request.prompt_ids
+        )
+        self.parts.scheduler.add(sequence)
+        return sequence
+
+    def abort(self, sequence: Sequence) -> None:
+        """Cut a request at its last emitted token; a finished one stays as it is."""
+        if sequence.finish_reason is None:
+            self._leave(sequence, "abort")
+
+    @property
+    def has_work(self) -> bool:
+        return self.parts.scheduler.has_work
+
+    def step(self) -> list[Sequence]:
+        """Advance everything by one target pass; returns the sequences that emitted or ended."""
+        with self.parts.guard():
+            plan = self._plan()
+            if not plan.entries:
+                return []
+            works = self._draft(plan)
+            rows = verify(self.parts.model, self.parts.kv, works)
+            outcomes = self._accept(plan.entries, works, rows)
+            self.parts.drafter.observe([done for done in outcomes if done.sequence.error is None])
+            return self._emit(outcomes)
+
+    def _plan(self) -> Plan:
+        scheduler = self.parts.scheduler
+        nodes = self.parts.node_budget(max(1, len(scheduler.running)))
+        plan = scheduler.plan(self.parts.kv, draft_budget=nodes, max_per_sequence=nodes)
+        for sequence in plan.preempted:
+            self._end_draft(sequence)
+        return plan
+
+    def _draft(self, plan: Plan) -> list[Work]:
+        """Ask the drafter, spend the budget over the whole batch, and lay out each one's rows."""
+        open_entries = [entry for entry in plan.entries if entry.completes]
+        for entry in open_entries:
+            if entry.sequence.id not in self._drafting:
+                self._drafting.add(entry.sequence.id)
+                self.parts.drafter.begin(entry.sequence)
+        limits = [entry.draft_limit for entry in open_entries]
+        tries = self.parts.drafter.propose([entry.sequence for entry in open_entries], limits)
+        roots = [entry.sequence.token_ids[-1] for entry in open_entries]
+        budget = Budget(plan.draft_total, tuple(limits))
+        built = self.parts.builder.build(roots, tries, budget)
+        trees = dict(zip((entry.sequence.id for entry in open_entries), built, strict=True))
+        return [self._work(entry, trees.get(entry.sequence.id)) for entry in plan.entries]
+
+    @staticmethod
+    def _work(entry: Entry, tree: DraftTree | None) -> Work:
+        certain = entry.sequence.token_ids[entry.start : entry.start + entry.count]
+        return Work(entry.sequence.id, tuple(certain), tree)
+
+    def _accept(
+        self,
+        entries: SequenceOf[Entry],
+        works: SequenceOf[Work],
+        rows: SequenceOf[np.ndarray | None],
+    ) -> list[Outcome]:
+        """Walk each tree with the target's own choice, and keep only the accepted path's K and
+        V."""
+        outcomes = []
+        for entry, work, logits in zip(entries, works, rows, strict=True):
+            sequence = entry.sequence
+            path: tuple[int, ...] = ()
+            if work.tree is not None:
+                assert logits is not None
+                verdict = self._walk(sequence, work.tree, logits)
+                outcomes.append(Outcome(sequence, work.tree, verdict))
+                path = verdict.path
+            if sequence.error is None:
+                kept = work.kept_rows(path)
+                held = sequence.token_ids[: entry.start + len(kept)]
+                self.parts.kv.commit(sequence.id, kept, held)
+        return outcomes
+
+    def _walk(self, sequence: Sequence, tree: DraftTree, logits: np.ndarray) -> Verdict:
+        try:
+            verdict = self.parts.acceptor.accept(tree, logits, self._chooser(sequence))
+        except ForewordError as error:  # this request's own trouble; the others go on
+            sequence.error, sequence.finish_reason = error, "error"
+            return Verdict((), (), 0, True)
+        sequence.sources += guessed_by(tree, verdict)
+        drafted, accepted = tree.num_drafted, verdict.num_accepted
+        for stats in (sequence.stats, self.stats):
+            stats.add(drafted, accepted, len(verdict.tokens))
+        return verdict
+
+    def _chooser(self, sequence: Sequence) -> Callable[[np.ndarray], tuple[int, bool]]:
+        """Emits the next token of a sequence, exactly as plain decoding would at this position."""
+
+        def choose(row: np.ndarray) -> tuple[int, bool]:
+            choice = self.parts.sampler.choose(
+                row, sequence.request.params, sequence.sampler_state, sequence.num_output
+            )
+            sequence.token_ids.append(choice.token_id)
+            if choice.logprobs is not None:
+                sequence.logprobs.append(choice.logprobs)
+            sequence.finish_reason = finish_reason(sequence, choice.token_id)
+            return choice.token_id, sequence.finish_reason is not None
+
+        return choose
+
+    def _emit(self, outcomes: SequenceOf[Outcome]) -> list[Sequence]:
+        for outcome in outcomes:
+            if outcome.sequence.finish_reason is not None:
+                self._leave(outcome.sequence, outcome.sequence.finish_reason)
+        return [outcome.sequence for outcome in outcomes]
+
+    def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        self._end_draft(sequence)
+        holds_room = sequence in self.parts.scheduler.running
+        self.parts.scheduler.finish(sequence)
+        if holds_room:
+            self.parts.kv.free(sequence.id)
+
+    def _end_draft(self, sequence: Sequence) -> None:
+        if sequence.id in self._drafting:
+            self._drafting.discard(sequence.id)
+            self.parts.drafter.end(sequence)
+
+
+def guessed_by(tree: DraftTree, verdict: Verdict) -> list[str]:
+    """Per emitted token: the source of the node that held it, "" for the target's own."""
+    node: int | None = 0
+    sources = []
+    for token in verdict.tokens:
+        node = None if node is None else tree.child(node, token)
+        sources.append("" if node is None else tree.sources[node])
+    return sources
+
+
+def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
+    """Why the request ends with the token just emitted, or None. An end token or stop string on the
+    last allowed token is a stop."""
+    request = sequence.request
+    stopped = request.watch(token_id) if request.watch is not None else False
+    if stopped or token_id in request.eos_ids or token_id in (request.params.stop_token_ids or ()):
+        return "stop"
+    return "length" if sequence.num_output >= request.max_tokens else None

@@ -1,0 +1,159 @@
+"""The op list every backend implements, at the granularity a fused kernel wants, and what it
+promises.
+
+A pass is: `start`, `embed`, then per layer `attend_input`, `attend`, `attend_output`, `mlp`, then
+`logits`. Weights are packed once at load into whatever layout the backend likes. Hidden rows travel
+between ops as an opaque value of the backend's own.
+
+The promise (DESIGN contract, rule 3): each row's result is computed in a reduction order fixed by
+the op's own shape. It does not depend on how many rows share the pass, which of them it is, the
+segments beside it, the number of threads, or global switches of the host program. Concretely:
+
+- Products sum over K in an order fixed by (out, in); work is split over rows and output columns
+  only.
+- Attention reduces keys in partitions of `partition` lanes at absolute positions, each from
+  scratch, merged in ascending order. The lane of a key is its content position, also inside a tree;
+  a lane the row does not see holds zeros (the null slot), whatever else lives in the pool.
+- A row's K and V are written to the pool before they are read, so every reader sees the stored
+  form.
+- A non-finite value in one row stays in that row.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.errors import KernelUnavailable
+from foreword.model.batch import Batch
+from foreword.model.config import ModelConfig
+
+Hidden = Any  # residual rows, float32, layout of the backend
+Packed = Any  # weights in the layout of the backend
+Pass = Any  # what `start` precomputed for one batch
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """y = x W^T + b."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None = None  # [out]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer as the checkpoint holds it, any float dtype."""
+
+    attention_norm: Tensor  # [hidden]
+    query: Projection  # [heads * head_dim, hidden]
+    key: Projection  # [kv_heads * head_dim, hidden]
+    value: Projection  # [kv_heads * head_dim, hidden]
+    query_norm: Tensor | None  # [head_dim]
+    key_norm: Tensor | None  # [head_dim]
+    output: Projection  # [hidden, heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate: Projection  # [intermediate, hidden]
+    up: Projection  # [intermediate, hidden]
+    down: Projection  # [hidden, intermediate]
+    window: int | None  # the token itself + window - 1 earlier keys; None = all
+
+
+class Kernels(Protocol):
+    """A backend: one folder (or file) of kernels/."""
+
+    name: str
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Pin the global switches of the host program that could move a bit; restore on exit.
+        Re-entrant."""
+
+    def close(self) -> None:
+        """End worker threads, if any."""
+
+    def set_threads(self, threads: int) -> None:
+        """Use so many threads from the next pass on; no bit depends on it."""
+
+    def pack_embedding(self, weight: Tensor) -> Packed: ...
+
+    def pack_layer(self, weights: LayerWeights) -> Packed: ...
+
+    def pack_head(self, norm: Tensor, weight: Tensor) -> Packed: ...
+
+    def start(self, batch: Batch) -> Pass:
+        """Index tables of one pass, shared by all layers."""
+
+    def embed(self, embedding: Packed, step: Pass) -> Hidden: ...
+
+    def attend_input(
+        self, layer: Packed, hidden: Hidden, step: Pass, keys: Tensor, values: Tensor
+    ) -> Hidden:
+        """Norm, Q/K/V products, biases, q/k norm, rotary; write K and V into `keys` and `values`
+        ([slots, kv_heads, head_dim]) at the batch's slots; return the queries."""
+
+    def attend(
+        self, layer: Packed, query: Hidden, step: Pass, keys: Tensor, values: Tensor
+    ) -> Hidden:
+        """Softmax(q k / sqrt(head_dim)) v over what each row sees (its window included)."""
+
+    def attend_output(self, layer: Packed, context: Hidden, hidden: Hidden) -> Hidden:
+        """hidden + context W^T + b."""
+
+    def mlp(self, layer: Packed, hidden: Hidden) -> Hidden:
+        """hidden + down(silu(gate(norm(hidden))) * up(norm(hidden)))."""
+
+    def logits(self, head: Packed, hidden: Hidden, step: Pass) -> np.ndarray:
+        """Final norm and LM head on the batch's `logit_rows` only: float32 [len(logit_rows),
+        vocab]."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    """cos and sin of every position, float32 [positions, head_dim / 2], attention factor
+    included."""
+
+    cos: Tensor
+    sin: Tensor
+
+    BLOCK = 1024  # positions computed at a time, so that a row never depends on the table's length
+
+    @staticmethod
+    def build(frequencies: np.ndarray, factor: float, positions: int) -> RotaryTable:
+        """Angles are float32 products of position and frequency, as the models were trained."""
+        inverse = frequencies.astype(np.float32)
+        blocks = []
+        for start in range(0, positions, RotaryTable.BLOCK):
+            index = np.arange(start, start + RotaryTable.BLOCK, dtype=np.float32)
+            blocks.append((index[:, None] * inverse[None, :]).astype(np.float64))
+        angles = np.concatenate(blocks)[:positions]
+        cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+        return RotaryTable(
+            torch.from_numpy(cos.astype(np.float32)), torch.from_numpy(sin.astype(np.float32))
+        )
+
+
+def require_device(device: str) -> torch.device:
+    """The torch device, or KernelUnavailable when it is not here."""
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise KernelUnavailable(f"unknown device {device!r}; use cpu or cuda") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise KernelUnavailable(
+            "device 'cuda' asked for, but PyTorch sees no GPU; use --device cpu"
+        )
+    if found.type not in ("cpu", "cuda"):
+        raise KernelUnavailable(f"device {device!r} is not supported; use cpu or cuda")
+    return found
+
+
+def check_config(config: ModelConfig) -> None:
+    """Invariants every backend relies on."""
+    assert config.num_heads % config.num_kv_heads == 0, (config.num_heads, config.num_kv_heads)
+    assert config.head_dim % 2 == 0, config.head_dim
+    assert len(config.windows) == config.num_layers

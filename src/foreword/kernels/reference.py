@@ -1,0 +1,230 @@
+"""The ops written as plainly as they can be: one row at a time, one head at a time. Never
+optimised.
+
+The specification other backends are judged by, and the answer to "is it the kernel?" (`--backend
+reference`). A row is one matrix-vector product per weight, so nothing beside it can matter.
+`compute` is float32 in use and float64 when tests need the truth.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.errors import KernelUnavailable
+from foreword.kernels.guard import pinned
+from foreword.kernels.ops import LayerWeights, Projection, RotaryTable, check_config
+from foreword.model.batch import Batch
+from foreword.model.config import ModelConfig
+
+PARTITION = 32  # keys in an attention partition
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    batch: Batch
+    lanes: tuple[np.ndarray, ...]  # per row: the slot of every content position up to its own
+
+
+class ReferenceKernels:
+    """Implements ops.Kernels; hidden rows are a list of vectors."""
+
+    name = "reference"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        numerics: str,
+        rotary: RotaryTable,
+        compute: torch.dtype = torch.float32,
+        partition: int = PARTITION,
+    ) -> None:
+        check_config(config)
+        self.config = config
+        self.rounding = torch.bfloat16 if numerics == "bfloat16" else compute
+        self.compute = compute
+        self.partition = partition
+        self.cos, self.sin = rotary.cos.to(compute), rotary.sin.to(compute)
+
+    def guard(self) -> AbstractContextManager[None]:
+        return pinned(torch.device("cpu"))
+
+    def close(self) -> None:
+        return None
+
+    def set_threads(self, threads: int) -> None:
+        """One thread it is, whatever is asked."""
+
+    def pack_embedding(self, weight: Tensor) -> Tensor:
+        return self._matrix(weight)
+
+    def pack_layer(self, weights: LayerWeights) -> LayerWeights:
+        def projection(part: Projection) -> Projection:
+            return Projection(self._matrix(part.weight), vector(part.bias))
+
+        def vector(part: Tensor | None) -> Tensor | None:
+            return None if part is None else _own(part.to(self.compute))
+
+        return LayerWeights(
+            attention_norm=_own(weights.attention_norm.to(self.compute)),
+            query=projection(weights.query),
+            key=projection(weights.key),
+            value=projection(weights.value),
+            query_norm=vector(weights.query_norm),
+            key_norm=vector(weights.key_norm),
+            output=projection(weights.output),
+            mlp_norm=_own(weights.mlp_norm.to(self.compute)),
+            gate=projection(weights.gate),
+            up=projection(weights.up),
+            down=projection(weights.down),
+            window=weights.window,
+        )
+
+    def pack_head(self, norm: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return _own(norm.to(self.compute)), self._matrix(weight)
+
+    def start(self, batch: Batch) -> Step:
+        lanes: list[np.ndarray] = []
+        for segment in batch.segments:
+            cached = segment.slots[: segment.cached]
+            own = segment.slots[segment.cached :]
+            first = len(lanes)
+            for row, parent in enumerate(segment.parents):
+                before = lanes[first + parent] if parent >= 0 else cached
+                lanes.append(np.append(before, own[row]))
+        return Step(batch, tuple(lanes))
+
+    def embed(self, embedding: Tensor, step: Step) -> list[Tensor]:
+        return [embedding[token] for token in step.batch.token_ids.tolist()]
+
+    def attend_input(
+        self, layer: LayerWeights, hidden: list[Tensor], step: Step, keys: Tensor, values: Tensor
+    ) -> list[Tensor]:
+        queries = []
+        for row, line in enumerate(hidden):
+            position, slot = int(step.batch.positions[row]), int(step.batch.slots[row])
+            normed = self._norm(line, layer.attention_norm)
+            query = self._heads(self._product(layer.query, normed), layer.query_norm)
+            key = self._heads(self._product(layer.key, normed), layer.key_norm)
+            value = self._product(layer.value, normed).view(-1, self.config.head_dim)
+            queries.append(self._rotate(query, position))
+            keys[slot] = self._rotate(key, position).to(keys.dtype)
+            values[slot] = value.to(values.dtype)
+        return queries
+
+    def attend(
+        self, layer: LayerWeights, query: list[Tensor], step: Step, keys: Tensor, values: Tensor
+    ) -> list[Tensor]:
+        group = self.config.num_heads // self.config.num_kv_heads
+        context = []
+        for row, q in enumerate(query):
+            heads = [
+                self._attend_head(
+                    q[head],
+                    keys[:, head // group],
+                    values[:, head // group],
+                    step.lanes[row],
+                    layer.window,
+                )
+                for head in range(self.config.num_heads)
+            ]
+            context.append(torch.cat(heads))
+        return context
+
+    def _attend_head(
+        self, q: Tensor, keys: Tensor, values: Tensor, lanes: np.ndarray, window: int | None
+    ) -> Tensor:
+        """One row, one head: partitions from scratch, merged in ascending position."""
+        position = len(lanes) - 1
+        low = 0 if window is None else max(0, position - window + 1)
+        top = total = value = None
+        for start in range(low // self.partition * self.partition, position + 1, self.partition):
+            seen = range(max(start, low), min(start + self.partition, position + 1))
+            k = torch.zeros(self.partition, q.shape[0], dtype=self.compute, device="cpu")
+            v = torch.zeros(self.partition, q.shape[0], dtype=self.compute, device="cpu")
+            visible = torch.zeros(self.partition, dtype=torch.bool, device="cpu")
+            for content in seen:
+                slot = int(lanes[content])
+                k[content - start] = keys[slot].to(self.compute)
+                v[content - start] = values[slot].to(self.compute)
+                visible[content - start] = True
+            scores = torch.mv(k, q) * self.config.head_dim**-0.5
+            scores = torch.where(visible, scores, torch.full_like(scores, float("-inf")))
+            part_top = scores.max()
+            weights = (scores - part_top).exp()
+            part_total, part_value = weights.sum(), torch.mv(v.t(), weights)
+            if top is None or total is None or value is None:
+                top, total, value = part_top, part_total, part_value
+                continue
+            higher = torch.maximum(top, part_top)
+            old, new = (top - higher).exp(), (part_top - higher).exp()
+            total = total * old + part_total * new
+            value = value * old + part_value * new
+            top = higher
+        assert value is not None
+        assert total is not None
+        return value / total
+
+    def attend_output(
+        self, layer: LayerWeights, context: list[Tensor], hidden: list[Tensor]
+    ) -> list[Tensor]:
+        return [h + self._product(layer.output, c) for h, c in zip(hidden, context, strict=True)]
+
+    def mlp(self, layer: LayerWeights, hidden: list[Tensor]) -> list[Tensor]:
+        out = []
+        for line in hidden:
+            normed = self._norm(line, layer.mlp_norm)
+            gate, up = self._product(layer.gate, normed), self._product(layer.up, normed)
+            out.append(line + self._product(layer.down, gate * torch.sigmoid(gate) * up))
+        return out
+
+    def logits(self, head: tuple[Tensor, Tensor], hidden: list[Tensor], step: Step) -> np.ndarray:
+        norm, weight = head
+        rows = [
+            self._product(Projection(weight), self._norm(hidden[row], norm))
+            for row in step.batch.logit_rows.tolist()
+        ]
+        return torch.stack(rows).float().numpy()
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        return _own(self._rounded(weight))
+
+    def _rounded(self, values: Tensor) -> Tensor:
+        """Weights and inputs of products carry the precision of the numerics mode."""
+        return values.to(self.rounding).to(self.compute)
+
+    def _product(self, projection: Projection, line: Tensor) -> Tensor:
+        result = torch.mv(projection.weight, self._rounded(line))
+        return result if projection.bias is None else result + projection.bias
+
+    def _norm(self, line: Tensor, weight: Tensor) -> Tensor:
+        return (
+            line * torch.rsqrt((line * line).mean(-1, keepdim=True) + self.config.norm_eps) * weight
+        )
+
+    def _heads(self, line: Tensor, norm: Tensor | None) -> Tensor:
+        heads = line.view(-1, self.config.head_dim)
+        return heads if norm is None else torch.stack([self._norm(head, norm) for head in heads])
+
+    def _rotate(self, heads: Tensor, position: int) -> Tensor:
+        cos, sin = self.cos[position], self.sin[position]
+        low, high = heads.chunk(2, dim=-1)
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
+def _own(weight: Tensor) -> Tensor:
+    """Aligned and contiguous whatever the caller holds: a stock product may depend on either."""
+    return weight.clone(memory_format=torch.contiguous_format)
+
+
+def make(
+    config: ModelConfig, numerics: str, rotary: RotaryTable, device: str = "cpu", threads: int = 1
+) -> ReferenceKernels:
+    """`threads` is accepted and unused: the reference is one row at a time on one thread."""
+    if device != "cpu":
+        raise KernelUnavailable(f"backend reference runs on cpu only, not {device!r}")
+    return ReferenceKernels(config, numerics, rotary)

@@ -1,0 +1,88 @@
+"""The tensors of a KV cache: per layer, one row of keys and one of values per slot.
+
+Slot 0 is the null slot: always zero, so that padding lanes of an attention read have something
+harmless to point at. This file knows rows, not sequences: who owns a slot is decided by the stores
+(`paged.py`, `dense.py`), and kernels write rows directly. It is the only file of kv/ with torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.errors import ConfigError
+
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # KV formats by name
+
+
+class KVPool:
+    """`keys[layer]` and `values[layer]`: [num_slots, num_kv_heads, head_dim] of `dtype`, zeroed.
+
+    Raises ConfigError when the memory cannot be had.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_slots < 2:
+            raise ConfigError(
+                f"a KV pool needs at least 2 slots, got {num_slots}; give it more memory"
+            )
+        self.num_layers = num_layers
+        self.num_slots = num_slots
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self.device = torch.device(device)
+        shape = (num_slots, num_kv_heads, head_dim)
+        try:
+            # Plain tensors even when the caller is in inference mode: they outlive it.
+            with torch.inference_mode(False):
+                self.keys: list[Tensor] = [self._zeros(shape) for _ in range(num_layers)]
+                self.values: list[Tensor] = [self._zeros(shape) for _ in range(num_layers)]
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            size = num_slots * bytes_per_slot(num_layers, num_kv_heads, head_dim, dtype)
+            raise ConfigError(
+                f"cannot allocate {size} bytes for {num_slots} KV slots on {self.device}; "
+                f"lower the KV cache memory"
+            ) from error
+
+    def _zeros(self, shape: tuple[int, int, int]) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return self.num_slots * bytes_per_slot(
+            self.num_layers, self.num_kv_heads, self.head_dim, self.dtype
+        )
+
+    def move(self, source: np.ndarray, destination: np.ndarray) -> None:
+        """Copy rows `source[i]` -> `destination[i]` (int64 [n]) in every layer, as if all were read
+        before any is written. Destinations are distinct and never the null slot."""
+        if len(source) == 0:
+            return
+        assert len(source) == len(destination) == len(set(destination.tolist())), destination
+        assert destination.min() > 0, f"slot 0 is the null slot: {destination}"
+        rows = torch.from_numpy(source).to(self.device)
+        places = torch.from_numpy(destination).to(self.device)
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, places, tensor.index_select(0, rows))  # the gather is a copy
+
+    def check(self) -> None:
+        """Assert that the null slot is still zero."""
+        for layer, pair in enumerate(zip(self.keys, self.values, strict=True)):
+            for name, tensor in zip(("keys", "values"), pair, strict=True):
+                assert not tensor[0].any(), f"slot 0 (null): {name} of layer {layer} were written"
+
+
+def bytes_per_slot(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes one token costs: keys and values, all layers."""
+    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize

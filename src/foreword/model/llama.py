@@ -1,0 +1,86 @@
+"""The Llama family (Llama, Mistral, Qwen2, Qwen3) as a list of ops. Knows no file format, no
+device.
+
+`Decoder.forward` is the only forward path: prefill chunk, decode, chain and tree are all a `Batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from torch import Tensor
+
+from foreword.kernels.ops import Kernels, LayerWeights, Packed, Projection
+from foreword.model.batch import Batch
+from foreword.model.config import ModelConfig
+from foreword.protocols import KVStore
+
+Load = Callable[[str], Tensor]
+
+
+class Decoder:
+    """Implements protocols.Model on a kernel backend. `vocab_size` may be below the file's rows:
+    rows of padding have no text, and are dropped before anything is normalised over them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: Kernels,
+        load: Load,
+        vocab_size: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.kernels = kernels
+        self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
+        embedding = load("model.embed_tokens.weight")
+        head = embedding if config.tied_head else load("lm_head.weight")
+        self._embedding = kernels.pack_embedding(embedding)
+        self._head = kernels.pack_head(load("model.norm.weight"), head[: self.vocab_size])
+        del embedding, head
+        self._layers: list[Packed] = []
+        for index in range(config.num_layers):
+            self._layers.append(kernels.pack_layer(layer_weights(config, load, index)))
+            if progress is not None:
+                progress(index + 1, config.num_layers)
+
+    def forward(self, batch: Batch, kv: KVStore) -> np.ndarray:
+        """float32 [len(batch.logit_rows), vocab_size]; writes K and V of every row."""
+        kernels, pool = self.kernels, kv.pool
+        with kernels.guard():
+            step = kernels.start(batch)
+            hidden = kernels.embed(self._embedding, step)
+            for layer, keys, values in zip(self._layers, pool.keys, pool.values, strict=True):
+                query = kernels.attend_input(layer, hidden, step, keys, values)
+                context = kernels.attend(layer, query, step, keys, values)
+                hidden = kernels.attend_output(layer, context, hidden)
+                hidden = kernels.mlp(layer, hidden)
+            if not len(batch.logit_rows):
+                return np.zeros((0, self.vocab_size), dtype=np.float32)
+            return kernels.logits(self._head, hidden, step)
+
+
+def layer_weights(config: ModelConfig, load: Load, index: int) -> LayerWeights:
+    """Collect one layer's tensors by their Hugging Face names."""
+    prefix = f"model.layers.{index}"
+
+    def projection(name: str, bias: bool) -> Projection:
+        return Projection(
+            load(f"{prefix}.{name}.weight"), load(f"{prefix}.{name}.bias") if bias else None
+        )
+
+    return LayerWeights(
+        attention_norm=load(f"{prefix}.input_layernorm.weight"),
+        query=projection("self_attn.q_proj", config.qkv_bias),
+        key=projection("self_attn.k_proj", config.qkv_bias),
+        value=projection("self_attn.v_proj", config.qkv_bias),
+        query_norm=load(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
+        key_norm=load(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
+        output=projection("self_attn.o_proj", config.output_bias),
+        mlp_norm=load(f"{prefix}.post_attention_layernorm.weight"),
+        gate=projection("mlp.gate_proj", config.mlp_bias),
+        up=projection("mlp.up_proj", config.mlp_bias),
+        down=projection("mlp.down_proj", config.mlp_bias),
+        window=config.windows[index],
+    )

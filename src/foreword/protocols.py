@@ -1,0 +1,153 @@
+"""The seams of the engine: six small interfaces, each a folder of files. No torch.
+
+A file's name in the folder is its name on the command line; `build.py` finds it. `make` in each
+file builds the object. tests/contract lists the folders and runs every promise below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from foreword.types import (
+    Budget,
+    Choice,
+    DraftTree,
+    Outcome,
+    SamplingParams,
+    Sequence,
+    Trie,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from foreword.model.batch import Batch
+
+Logits = np.ndarray  # float32 [rows, vocab] or one row [vocab]
+
+
+class Drafter(Protocol):
+    """Guesses what comes next. May be wrong, never over budget; cannot change the text."""
+
+    name: str
+
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence enters (or re-enters after preemption). Called before its first propose."""
+
+    def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
+        """One trie per sequence, of at most `budget[i]` nodes (0: an empty trie). Row i depends on
+        row i and on what was openly learned, never on its neighbours. The budgets of a step
+        together exceed what will be verified: propose what could come, tree/ decides what is
+        affordable."""
+
+    def observe(self, outcomes: SequenceOf[Outcome]) -> None:
+        """Tokens were committed; `outcome.sequence.token_ids` already holds them."""
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence leaves (finished, aborted or preempted); release everything held for it."""
+
+
+class TreeBuilder(Protocol):
+    """Spends a node budget over the whole batch."""
+
+    name: str
+
+    def build(
+        self, roots: SequenceOf[int], tries: SequenceOf[Trie], budget: Budget
+    ) -> list[DraftTree]:
+        """Parent-closed, topologically ordered trees within `budget`; `roots[i]` is node 0 of tree
+        i."""
+
+
+class Model(Protocol):
+    """The target, or a draft model."""
+
+    vocab_size: int  # rows of the logits
+
+    def forward(self, batch: Batch, kv: KVStore) -> Logits:
+        """Write K/V of every row of `batch` into its slot and return float32 logits of
+        `batch.logit_rows`, [len(logit_rows), vocab]. Same row, same bits, whatever else is
+        there."""
+
+
+class KVStore(Protocol):
+    """Where keys and values live. Slot 0 is never handed out and always zero.
+
+    Of a sequence with L committed tokens the store holds content 0..L-2: the last token (root) has
+    no K/V until the next pass. `reserve` hands out room for the rows of one pass; `commit` keeps
+    the accepted ones and frees the rest.
+    """
+
+    pool: Any  # kv.pool.KVPool: the tensors themselves, for kernels
+    block_size: int  # tokens of a page; prefill chunks like to end on a page end
+    capacity: int  # positions one sequence could hold if it were alone
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Positions that could be handed out now, evictable cache included."""
+
+    def begin(self, sequence_id: str, token_ids: SequenceOf[int], salt: str = "") -> int:
+        """Register a sequence, attach the longest cached prefix of `token_ids[:-1]`, return its
+        length."""
+
+    def reserve(self, sequence_id: str, rows: int) -> bool:
+        """Room for `rows` rows after the committed ones; all or nothing. Replaces the last
+        reservation."""
+
+    def slots(self, sequence_id: str) -> np.ndarray:
+        """int64 [committed + reserved]: the slot of each committed position, then of each reserved
+        row."""
+
+    def commit(self, sequence_id: str, path: SequenceOf[int], token_ids: SequenceOf[int]) -> None:
+        """Keep reserved rows `path` (ascending indices), in this order, as the next positions; free
+        the other reserved rows. `token_ids`: content of *all* positions now held, for prefix
+        hashes."""
+
+    def length(self, sequence_id: str) -> int:
+        """Positions committed."""
+
+    def truncate(self, sequence_id: str, length: int) -> None:
+        """Forget positions >= length (draft models roll back)."""
+
+    def free(self, sequence_id: str) -> None:
+        """The sequence leaves. Its full hashed blocks may stay as cache until room is needed. An id
+        that holds nothing is fine."""
+
+    def check(self) -> None:
+        """Assert free + held + cached == total and every count right; AssertionError names the
+        slot."""
+
+
+class Sampler(Protocol):
+    """Processors -> noise -> token, for one row at one position. Pure given `state`."""
+
+    def begin(self, params: SamplingParams, seed: int, prompt_ids: SequenceOf[int]) -> Any:
+        """The state of a request before its first token."""
+
+    def choose(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Choice:
+        """The token at output position `position` (0-based). Raises NonFiniteLogits."""
+
+    def rank(
+        self, row: Logits, params: SamplingParams, state: Any, position: int, count: int
+    ) -> list[tuple[int, float]]:
+        """Up to `count` (token, probability-like score in (0, 1]), best first; the first is what
+        `choose` would return. For drafters that share the target's noise."""
+
+
+class Acceptor(Protocol):
+    """Walks a tree with the target's own choice."""
+
+    name: str
+
+    def accept(
+        self, tree: DraftTree, rows: Logits, choose: Callable[[Logits], tuple[int, bool]]
+    ) -> Verdict:
+        """`rows` [nodes, vocab]: logits after each node. `choose(row)` emits the next token and
+        says whether the request ends with it; called once per emitted token, in order. At least one
+        token."""
+
+
+Defaults = Mapping[str, float | int]

@@ -1,0 +1,54 @@
+"""The receipt of a result: what its tokens are a function of, and hashes to check them by.
+
+`audit --replay` re-derives a result from its receipt (with the prompt ids, which `--json` adds).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict
+from typing import Any
+
+from foreword import __version__, machine
+from foreword.build import NUMERICS_VERSION, Built
+from foreword.types import Sequence
+
+
+def ids_sha256(token_ids: SequenceOf[int]) -> str:
+    """sha256 (hex) of the ids as decimal numbers joined by commas."""
+    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
+
+
+def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None) -> dict[str, Any]:
+    """Everything the tokens of `sequence` depend on, as plain data."""
+    request, config = sequence.request, built.config
+    sampling = asdict(request.params)
+    for name in ("seed", "n", "logprobs"):
+        del sampling[name]
+    sampling["max_tokens"] = request.max_tokens
+    receipt: dict[str, Any] = {
+        "foreword": __version__,
+        "numerics_version": NUMERICS_VERSION,
+        "exactness": "exact",
+        "model": {"name": config.model, "sha256": built.checkpoint.fingerprint()},
+        "numerics": {
+            "backend": config.backend,
+            "mode": config.numerics,
+            "kv_format": built.kv_format,
+            "device": config.device,
+        },
+        "machine": machine.machine_type(),
+        "seed": request.seed,
+        "sampling": sampling,
+        "generation_config": dict(built.defaults),
+        "max_model_len": built.context,
+        "num_prompt_tokens": sequence.num_prompt,
+        "prompt_sha256": ids_sha256(request.prompt_ids),
+        "num_tokens": sequence.num_output,
+        "tokens_sha256": ids_sha256(sequence.output_ids),
+        "finish_reason": sequence.finish_reason,
+    }
+    if chat_date is not None:
+        receipt["chat_date"] = chat_date
+    return receipt

@@ -1,0 +1,139 @@
+"""From one logit row to one token: the specification every faster chain must equal bit for bit.
+
+    filters -> noise of (seed, position) -> arg-max of logit + temperature * noise -> logprobs
+
+Pure: row, parameters, state and position decide, nothing else. Temperature 0 is the same rule
+without noise, and needs no filter (see filters.py). Knows nothing of drafts or trees: one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreword.errors import NonFiniteLogits
+from foreword.protocols import Logits
+from foreword.sample import filters, logprobs, noise, perturbed
+from foreword.sample.filters import Row
+from foreword.sample.portable import Floats, Ids
+from foreword.types import Choice, SamplingParams
+
+RIVALS = 8  # strongest ids beyond the ones asked for that `rank` weighs its scores against
+LOWEST_SCORE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """What a request's choices depend on beyond its parameters."""
+
+    seed: int  # 0 .. 2**64 - 1
+
+
+class GumbelSampler:
+    """Implements protocols.Sampler. `params` are resolved: no sampling field is None."""
+
+    def begin(self, params: SamplingParams, seed: int, prompt_ids: SequenceOf[int]) -> SamplerState:
+        assert 0 <= seed <= noise.MASK, seed
+        return SamplerState(seed)
+
+    def choose(
+        self, row: Logits, params: SamplingParams, state: SamplerState, position: int
+    ) -> Choice:
+        """Token at output position `position` >= 0 from float32 `row` [vocab], any strides.
+
+        -inf marks ids that may not be chosen. Raises NonFiniteLogits on NaN, +inf or all -inf."""
+        row = tidy(row)
+        best = peak_id(row, position)
+        if temperature_of(params) == 0.0:
+            token = best
+        else:
+            token = int(self._strongest(row, best, params, state, position, 1)[0][0])
+        if params.logprobs is None:
+            return Choice(token)
+        return Choice(token, logprobs.raw(row, float(row[best]), token, params.logprobs))
+
+    def rank(
+        self, row: Logits, params: SamplingParams, state: SamplerState, position: int, count: int
+    ) -> list[tuple[int, float]]:
+        """Up to `count` ids by (logit + temperature * noise descending, id ascending); the first is
+        `choose`'s. Scores in (0, 1], hints only: at temperature 0 the softmax of the logits, else
+        the softmax of (logit + temperature * noise) / temperature over these ids and 8 rivals."""
+        row = tidy(row)
+        best = peak_id(row, position)
+        temperature = temperature_of(params)
+        if temperature == 0.0:
+            ids = filters.first_k(row, min(count, len(row)))
+            ids = ids[filters.descending(row[ids])]
+            peak = float(row[best])
+            weights = softmax_terms(row[ids].astype(np.float64), peak, 1.0)
+            total = filters.rough_total(row, peak, 1.0)
+        else:
+            ids, scores = self._strongest(row, best, params, state, position, count + RIVALS)
+            weights = softmax_terms(scores, float(scores[0]), temperature)
+            total = float(weights.sum())
+        likely = np.clip(weights / total, LOWEST_SCORE, 1.0)
+        return list(zip(ids[:count].tolist(), likely[:count].tolist(), strict=True))
+
+    def _strongest(
+        self,
+        row: Row,
+        best: int,
+        params: SamplingParams,
+        state: SamplerState,
+        position: int,
+        count: int,
+    ) -> tuple[Ids, Floats]:
+        """The `count` ids with the highest perturbed scores among those the filters keep."""
+        assert params.top_k is not None
+        assert params.top_p is not None
+        assert params.min_p is not None
+        temperature = temperature_of(params)
+        peak = float(row[best])
+        ids = filters.kept(row, peak, temperature, params.top_k, params.top_p, params.min_p)
+        if ids is None:
+            words = noise.words(state.seed, position, len(row))
+            return perturbed.strongest(row, words, temperature, count)
+        if len(ids) == 1:
+            return ids, np.zeros(1)
+        words = noise.words(state.seed, position, ids)
+        indices, scores = perturbed.strongest(row[ids], words, temperature, count)
+        return ids[indices], scores
+
+
+def temperature_of(params: SamplingParams) -> float:
+    assert params.temperature is not None, "parameters are resolved before sampling"
+    return float(params.temperature)
+
+
+def tidy(row: Logits) -> Row:
+    """The same float32 values, contiguous and aligned."""
+    assert row.dtype == np.float32, row.dtype
+    assert row.ndim == 1, row.shape
+    return np.require(row, requirements=("C", "A"))
+
+
+def peak_id(row: Row, position: int) -> int:
+    """Lowest id of the highest logit. NaN counts as highest for argmax, so one look finds all three
+    kinds of bad row."""
+    best = int(row.argmax())
+    if not math.isfinite(row[best]):
+        kind = "only masked ids" if row[best] == -np.inf else "NaN or infinity"
+        raise NonFiniteLogits(
+            f"the logits at output position {position} hold {kind}; check the checkpoint, "
+            "or try --numerics float32"
+        )
+    return best
+
+
+def softmax_terms(scores: Floats, peak: float, temperature: float) -> Floats:
+    """exp((score - peak) / temperature), a hint: the C library's exp is good enough."""
+    with np.errstate(over="ignore", under="ignore"):
+        terms: Floats = np.exp((scores - peak) / temperature)
+    return terms
+
+
+def make() -> GumbelSampler:
+    return GumbelSampler()

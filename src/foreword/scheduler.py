@@ -1,0 +1,299 @@
+"""Who runs in this step and with how many tokens. Integers only: no torch, no clock, no chance.
+
+The unit of work is a row: one token in the pass. A step has at most `max_num_batched_tokens` rows
+and spends them in this order (stall-free chunks, Sarathi-Serve, arXiv 2403.02310):
+
+    1. decodes             one row each, never paused by somebody's prompt
+    2. started prefills    in order, in chunks that end on a page end where they can
+       and admissions      in order with them; the first that does not fit is the last tried
+    3. drafts              for every sequence whose chunk ends at its last known token
+
+"In order" is always (priority, arrival), the lower number first: of equal priority, what has
+started comes before what is new. While prompts wait, drafts may claim half of what the decodes
+leave, and get more only if the prompts cannot use it.
+
+When the KV store has no room, drafts get none (they come last); then the last running sequence in
+order gives its room back and waits again at its old place, keeping what it has emitted. A sequence
+that is itself the last pauses for the step and keeps its room. So the first always advances.
+
+The scheduler calls `begin` and `reserve` of the store, and `free` for those it preempts. To commit,
+and to free what `finish` and `abort` let go, is the engine's part. It does not know what a token
+means, what a draft is worth or how long a step takes.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from foreword.config import SchedulerConfig
+from foreword.errors import RequestError
+from foreword.protocols import KVStore
+from foreword.types import Sequence
+
+
+@dataclass(slots=True)
+class Entry:
+    """One sequence's part of a pass: rows of `token_ids[start : start + count]`, then its drafts.
+
+    The store holds a reservation of `count + draft_limit` rows for it.
+    """
+
+    sequence: Sequence
+    start: int  # committed KV length
+    count: int  # certain tokens in this pass, at least one
+    completes: bool  # the chunk reaches the last known token: its last row is the root of a tree
+    draft_limit: int = 0  # draft nodes it may verify, root not counted; 0 unless `completes`
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. The trees together may hold `draft_total` nodes (roots not counted)."""
+
+    entries: tuple[Entry, ...]
+    draft_total: int
+    admitted: tuple[Sequence, ...]  # now in the store: drafters `begin` them
+    preempted: tuple[Sequence, ...]  # no longer in the store, waiting again: drafters `end` them
+
+    @property
+    def num_certain(self) -> int:
+        """Rows that are not drafts."""
+        return sum(entry.count for entry in self.entries)
+
+
+class Scheduler:
+    """Continuous batching over one KV store.
+
+    capacity: `KVStore.capacity`, positions one sequence may hold. block_size: tokens of a page.
+    """
+
+    def __init__(self, config: SchedulerConfig, capacity: int, block_size: int = 1) -> None:
+        self.max_rows = config.max_num_batched_tokens
+        # With one row for each running sequence at least, nobody who runs can be starved of rows.
+        self.max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self.capacity = capacity
+        self.block_size = block_size
+        self.waiting: list[Sequence] = []  # in order
+        self.running: list[Sequence] = []  # in order
+        self.num_preemptions = 0
+        self._arrivals: dict[str, int] = {}
+        self._num_arrived = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises RequestError when its id is in use or it can never fit."""
+        request = sequence.request
+        if sequence.id in self._arrivals:
+            raise RequestError(
+                f"request id {sequence.id!r} is in use; give each request its own", "id"
+            )
+        needed = sequence.num_prompt + request.max_tokens - 1  # the last token needs no K/V
+        if needed > self.capacity:
+            raise RequestError(
+                f"prompt of {sequence.num_prompt} tokens and max_tokens {request.max_tokens} need "
+                f"{needed} KV positions, the cache holds {self.capacity}; shorten one of them or "
+                f"give the KV cache more memory",
+                "max_tokens",
+            )
+        self._arrivals[sequence.id] = self._num_arrived
+        self._num_arrived += 1
+        insort(self.waiting, sequence, key=self.order)
+
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence has ended; the engine frees its KV."""
+        del self._arrivals[sequence.id]
+        queue = self.running if sequence in self.running else self.waiting
+        queue.remove(sequence)
+
+    def abort(self, sequence_id: str) -> Sequence | None:
+        """Forget a request wherever it is; None if unknown. The engine frees its KV."""
+        for sequence in (*self.running, *self.waiting):
+            if sequence.id == sequence_id:
+                self.finish(sequence)
+                return sequence
+        return None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def order(self, sequence: Sequence) -> tuple[int, int]:
+        """(priority, arrival): who goes first. Kept through preemption."""
+        return sequence.request.priority, self._arrivals[sequence.id]
+
+    def plan(self, kv: KVStore, draft_budget: int = 0, max_per_sequence: int = 0) -> Plan:
+        """Choose this step's rows and reserve them in `kv`.
+
+        draft_budget: draft nodes the engine would like to verify over the whole batch.
+        max_per_sequence: draft nodes of one sequence at most.
+        """
+        step = _Step(self, kv, draft_budget, max_per_sequence)
+        step.decodes()
+        step.share_rows()
+        step.prompts()
+        step.drafts()
+        assert step.entries or not self.has_work, (
+            "no sequence can advance: KV is held by nobody here"
+        )
+        return Plan(
+            tuple(step.entries.values()),
+            step.draft_total,
+            tuple(step.admitted),
+            tuple(step.preempted),
+        )
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan in the making. The methods run once each, in the order they are written."""
+
+    scheduler: Scheduler
+    kv: KVStore
+    draft_budget: int
+    max_per_sequence: int
+    entries: dict[str, Entry] = field(default_factory=dict)
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    prefill_rows: int = 0  # what prompts may still take
+    draft_total: int = 0
+
+    def decodes(self) -> None:
+        for sequence in tuple(self.scheduler.running):
+            if sequence not in self.preempted and self._pending(sequence) == 1:
+                self._schedule(sequence, 1)
+
+    def share_rows(self) -> None:
+        """Prompts get what the drafts do not want, and at least half."""
+        wanted = sum(self._draft_limit(entry) for entry in self.entries.values())
+        left = self._rows_left()
+        self.prefill_rows = max(left - min(wanted, self.draft_budget), (left + 1) // 2)
+
+    def prompts(self) -> None:
+        """Started prefills and admissions, in order: of equal priority, the started come first."""
+        scheduler, admitting = self.scheduler, True
+        started = [sequence for sequence in scheduler.running if self._pending(sequence) > 1]
+        while started or (admitting and scheduler.waiting):
+            head = scheduler.waiting[0] if admitting and scheduler.waiting else None
+            if started and (head is None or scheduler.order(started[0]) < scheduler.order(head)):
+                sequence = started.pop(0)
+                if self.prefill_rows and sequence not in self.preempted:
+                    self._prefill(sequence)
+            elif head is not None:
+                admitting = self._admit(head)
+
+    def drafts(self) -> None:
+        total = min(self.draft_budget, self._rows_left())
+        reserved = 0
+        for entry in self.entries.values():
+            limit = min(self._draft_limit(entry), total)
+            room = -(entry.start + entry.count) % self.scheduler.block_size  # left in its last page
+            for nodes in (limit, min(limit, room)):
+                if nodes > 0 and self.kv.reserve(entry.sequence.id, entry.count + nodes):
+                    entry.draft_limit = nodes
+                    reserved += nodes
+                    break
+        self.draft_total = min(total, reserved)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Move the head of the queue into the store and the pass; False if it has to wait."""
+        scheduler = self.scheduler
+        if sequence in self.preempted or not self._find_seat(sequence) or not self.prefill_rows:
+            return False
+        self.kv.begin(sequence.id, sequence.token_ids, sequence.request.salt)
+        fits = self._find_room(sequence)
+        scheduler.waiting.remove(sequence)
+        insort(scheduler.running, sequence, key=scheduler.order)
+        if fits and self._prefill(sequence):
+            self.admitted.append(sequence)
+            return True
+        scheduler.running.remove(sequence)
+        insort(scheduler.waiting, sequence, key=scheduler.order)
+        self.kv.free(sequence.id)
+        return False
+
+    # Rows --------------------------------------------------------------------------------------
+
+    def _rows_left(self) -> int:
+        return self.scheduler.max_rows - sum(entry.count for entry in self.entries.values())
+
+    def _pending(self, sequence: Sequence) -> int:
+        """Known tokens without K/V: one for a decode, the root; more for a prompt or a resume."""
+        return len(sequence.token_ids) - self.kv.length(sequence.id)
+
+    def _draft_limit(self, entry: Entry) -> int:
+        """No node past max_tokens: of r tokens to come, a path of r - 1 and the bonus are all."""
+        if not entry.completes:
+            return 0
+        return max(0, min(self.max_per_sequence, entry.sequence.remaining - 1))
+
+    def _prefill(self, sequence: Sequence) -> int:
+        """Schedule a chunk; returns its rows."""
+        pending = self._pending(sequence)
+        rows = min(pending, self.prefill_rows)
+        if rows < pending:
+            past_page_end = (self.kv.length(sequence.id) + rows) % self.scheduler.block_size
+            rows -= past_page_end if past_page_end < rows else 0
+        rows = self._schedule(sequence, rows)
+        self.prefill_rows -= rows
+        return rows
+
+    def _schedule(self, sequence: Sequence, rows: int) -> int:
+        """Reserve up to `rows` rows, at the expense of those behind; returns the rows."""
+        while not self.kv.reserve(sequence.id, rows):
+            last = self.scheduler.running[-1]
+            if last is not sequence:
+                self._preempt(last)
+            elif rows > 1:
+                rows //= 2
+            else:
+                return 0
+        start = self.kv.length(sequence.id)
+        completes = start + rows == len(sequence.token_ids)
+        self.entries[sequence.id] = Entry(sequence, start, rows, completes)
+        return rows
+
+    # Room --------------------------------------------------------------------------------------
+
+    def _preempt(self, sequence: Sequence) -> None:
+        scheduler = self.scheduler
+        self.kv.free(sequence.id)
+        if sequence.id in self.entries:
+            self.prefill_rows += self.entries.pop(sequence.id).count
+        scheduler.running.remove(sequence)
+        insort(scheduler.waiting, sequence, key=scheduler.order)
+        scheduler.num_preemptions += 1
+        assert sequence not in self.admitted, "admissions go in order: nobody behind can push out"
+        self.preempted.append(sequence)
+
+    def _less_urgent(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences of a strictly lower priority, the last in order at the end."""
+        priority = sequence.request.priority
+        return [other for other in self.scheduler.running if other.request.priority > priority]
+
+    def _find_seat(self, sequence: Sequence) -> bool:
+        if len(self.scheduler.running) < self.scheduler.max_running:
+            return True
+        victims = self._less_urgent(sequence)
+        if victims:
+            self._preempt(victims[-1])
+        return bool(victims)
+
+    def _find_room(self, sequence: Sequence) -> bool:
+        """Room for all of a new prompt? Sequences of a lower priority give theirs if that helps."""
+        pending = self._pending(sequence)
+        victims = self._less_urgent(sequence)
+        page = self.scheduler.block_size
+        held = sum(len(victim.token_ids) + page for victim in victims)  # by them or for them
+        if self._unpromised() + held < pending:
+            return False
+        while self._unpromised() < pending and victims:
+            self._preempt(victims.pop())
+        return self._unpromised() >= pending
+
+    def _unpromised(self) -> int:
+        """Free tokens beside what started prefills have yet to take and a page of growth for each
+        running sequence: whoever is admitted should not be preempted in the next step."""
+        promised = len(self.scheduler.running) * self.scheduler.block_size
+        for sequence in self.scheduler.running:
+            entry = self.entries.get(sequence.id)
+            promised += self._pending(sequence) - (entry.count if entry else 0)
+        return self.kv.num_free_tokens - promised

@@ -1,0 +1,307 @@
+"""The nouns that travel between rooms: parameters, requests, sequences, tries, trees, verdicts.
+
+Plain data, no torch, no behaviour beyond keeping itself consistent. Who fills a field is said next
+to the field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from foreword.errors import RequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_LOGPROBS = 20
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What the user asks of one request. `None` = take the model's default (`resolve`).
+
+    temperature: >= 0; 0 is greedy. top_p: (0, 1]; top_k: 0 or -1 = off; min_p: [0, 1].
+    seed: 0 .. 2**64 - 1; None = a fresh one is drawn and reported. n: samples per prompt, sample i
+    uses `derive(seed, i)`. max_tokens: output tokens at most; None = until the context ends.
+    stop: strings that end the text (not included in it). stop_token_ids: ids that end it.
+    logprobs: None = off, k = the chosen token's and the k highest raw log-probabilities.
+    Raises RequestError naming the field.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = 16
+    stop: tuple[str, ...] | list[str] | str | None = None
+    stop_token_ids: tuple[int, ...] | list[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        _check(self.temperature, "temperature", 0.0, math.inf)
+        _check(self.top_p, "top_p", 0.0, 1.0)
+        _check(self.min_p, "min_p", 0.0, 1.0)
+        _check_int(self.top_k, "top_k", -1, None)
+        _check_int(self.seed, "seed", 0, MAX_SEED)
+        _check_int(self.n, "n", 1, 128)
+        _check_int(self.max_tokens, "max_tokens", 1, None)
+        _check_int(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
+        if self.top_p == 0.0:
+            raise RequestError("top_p must be > 0; for greedy set temperature to 0", "top_p")
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError("ignore_eos must be true or false", "ignore_eos")
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError("stop must hold non-empty strings; drop the empty one", "stop")
+        for token in self.stop_token_ids or ():
+            _check_int(token, "stop_token_ids", 0, None)
+
+    def resolve(self, defaults: Mapping[str, float | int]) -> SamplingParams:
+        """Fill unset sampling fields from a model's generation config, then neutral ones."""
+        neutral: dict[str, float | int] = {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+        }
+        unset = {
+            name: defaults.get(name, value)
+            for name, value in neutral.items()
+            if getattr(self, name) is None
+        }
+        return replace(self, **unset)  # type: ignore[arg-type]
+
+
+def _check(value: Any, name: str, low: float, high: float) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number, got {value!r}", name)
+    if not low <= value <= high:
+        bound = f">= {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise RequestError(f"{name} must be {bound}, got {value!r}", name)
+
+
+def _check_int(value: Any, name: str, low: int, high: int | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be a whole number, got {value!r}", name)
+    if value < low or (high is not None and value > high):
+        bound = f">= {low}" if high is None else f"between {low} and {high}"
+        raise RequestError(f"{name} must be {bound}, got {value!r}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sample to generate, checked and complete: the door has resolved every default.
+
+    `eos_ids` are the model's own end tokens (empty when the user ignores them). `text` watches the
+    emitted ids for stop strings (None: ids only). `group` ties samples of one prompt together,
+    `salt` bounds prefix-cache sharing, lower `priority` runs first.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    eos_ids: frozenset[int] = frozenset()
+    max_tokens: int = 16  # already cut to the context length
+    priority: int = 0
+    group: str | None = None
+    salt: str = ""
+    watch: Callable[[int], bool] | None = None  # token id -> a stop string is complete
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Raw log-probabilities at one output position: the chosen token's and the highest ones'."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (id, logprob), logprob descending, id ascending
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counts over one request or one engine; the engine adds to them once per verify pass."""
+
+    num_steps: int = 0  # verify passes that emitted tokens
+    num_emitted: int = 0  # tokens emitted
+    num_drafted: int = 0  # draft nodes verified
+    num_accepted: int = 0  # draft nodes whose token was emitted
+    histogram: dict[int, int] = field(default_factory=dict)  # accepted per step -> steps
+
+    def add(self, drafted: int, accepted: int, emitted: int) -> None:
+        self.num_steps += 1
+        self.num_emitted += emitted
+        self.num_drafted += drafted
+        self.num_accepted += accepted
+        self.histogram[accepted] = self.histogram.get(accepted, 0) + 1
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per verify pass, bonus included."""
+        return self.num_emitted / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request on its way: what has been emitted and what the engine must remember of it.
+
+    `token_ids` = prompt + emitted. The engine alone appends. `sampler_state` is a function of the
+    emitted tokens and survives preemption. Drafters read `token_ids`, `request`, `sampler_state`.
+    """
+
+    request: Request
+    token_ids: list[int]
+    sampler_state: Any = None  # filled by engine from Sampler.begin
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    sources: list[str] = field(
+        default_factory=list
+    )  # per emitted token: who guessed it, "" = target
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.request.max_tokens - self.num_output
+
+
+@dataclass(slots=True)
+class Trie:
+    """Scored candidates for what follows one sequence; the root (last committed token) is implicit.
+
+    Node i holds `tokens[i]`; `parents[i]` is -1 (child of the root) or an index < i. `scores[i]` in
+    (0, 1] is the chance that i is accepted *given that its parent is*; `add` merges equal siblings.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    _index: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, score: float, source: str) -> int:
+        """Add a child, or raise an equal sibling's score; returns the node's index."""
+        assert -1 <= parent < len(self.tokens), (parent, len(self.tokens))
+        score = min(max(score, 1e-9), 1.0)
+        found = self._index.get((parent, token))
+        if found is not None:
+            if score > self.scores[found]:
+                self.scores[found], self.sources[found] = score, source
+            return found
+        self._index[parent, token] = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(score)
+        self.sources.append(source)
+        return len(self.tokens) - 1
+
+    def add_chain(self, tokens: SequenceOf[int], scores: SequenceOf[float], source: str) -> None:
+        """Add a path below the root."""
+        node = -1
+        for token, score in zip(tokens, scores, strict=True):
+            node = self.add(node, token, score, source)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """What one sequence verifies in this step. Node 0 is the root; parents precede children."""
+
+    tokens: tuple[int, ...]  # [nodes]; tokens[0] = last committed token
+    parents: tuple[int, ...]  # [nodes]; parents[0] = -1, parents[i] < i
+    sources: tuple[str, ...]  # [nodes]; sources[0] = ""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.tokens) - 1
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that holds `token`; siblings are distinct."""
+        for index in range(node + 1, len(self.tokens)):
+            if self.parents[index] == node and self.tokens[index] == token:
+                return index
+        return None
+
+    @staticmethod
+    def root(token: int) -> DraftTree:
+        return DraftTree((token,), (-1,), ("",))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of verifying one tree.
+
+    `tokens` are emitted, in order, at least one. `path` are the nodes below the root whose rows
+    stay in the KV cache: content of the sequence up to, not including, the last emitted token.
+    `num_accepted` counts emitted tokens that a draft node had guessed.
+    """
+
+    tokens: tuple[int, ...]
+    path: tuple[int, ...]  # len(path) == len(tokens) - 1
+    num_accepted: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `Drafter.observe` learns about one sequence after a step; its token_ids are extended."""
+
+    sequence: Sequence
+    tree: DraftTree
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A sampler's answer for one logit row."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None  # when the request asks for them
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many draft nodes a step may verify: in total, and per sequence (roots not counted)."""
+
+    total: int
+    per_sequence: tuple[int, ...]

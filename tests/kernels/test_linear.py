@@ -1,0 +1,114 @@
+"""Tiles, blocks, and the self check that refuses a machine whose products see other rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from foreword.errors import KernelUnavailable
+from foreword.kernels.torch.attention import verify_pieces
+from foreword.kernels.torch.linear import (
+    BLOCK,
+    TILE,
+    Blocks,
+    column_blocks,
+    to_tiles,
+    verify_blocks,
+    verify_rows,
+)
+from foreword.kernels.torch.workers import Workers
+from rig import assert_same_bits
+
+WIDTHS = [1, 7, 16, 48, 100, 127, 128, 144, 500, 512, 513, 576, 960, 1536, 3072, 49152, 151936]
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_blocks_cover_every_column_once(columns: int) -> None:
+    ranges = column_blocks(columns)
+    assert [start for start, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
+    assert ranges[-1][1] == columns
+    assert all(0 < stop - start <= BLOCK for start, stop in ranges)
+    if columns >= 128:
+        assert len(ranges) % 2 == 0, "two threads share the blocks evenly"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 31, 32, 64])
+def test_tiles_hold_every_row_and_zeros(rows: int) -> None:
+    made = torch.randn(rows, 5)
+    tiles = to_tiles(made)
+    assert tiles.shape == (-(-rows // TILE), TILE, 5)
+    assert torch.equal(tiles.view(-1, 5)[:rows], made)
+    assert not tiles.view(-1, 5)[rows:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns", "inner"), [(40, 700, 96), (3, 1, 7), (17, 130, 33)])
+def test_a_product_is_the_product(
+    dtype: torch.dtype, rows: int, columns: int, inner: int
+) -> None:
+    weight, x = torch.randn(columns, inner).to(dtype), torch.randn(rows, inner).to(dtype)
+    got = Blocks.of(weight).apply(to_tiles(x), Workers(1)).view(-1, columns)[:rows]
+    true = x.double() @ weight.double().t()
+    stock = linear(x, weight).double()
+    assert (got - true).abs().max() <= 2 * (stock - true).abs().max() + 1e-12
+    for row in range(rows):
+        alone = Blocks.of(weight).apply(to_tiles(x[row : row + 1]), Workers(1))
+        assert_same_bits(alone[0, 0], got[row])
+
+
+def test_the_self_check_passes_honest_products() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        verify_blocks(Blocks.of(torch.randn(144, 64).to(dtype)))
+
+
+def by_place(x: torch.Tensor) -> torch.Tensor:
+    """The first half of the tile sums its products in another order than the second."""
+    weight = torch.randn(32, x.shape[1], generator=torch.Generator().manual_seed(1))
+    forward, backward = x @ weight.t(), x.flip(1) @ weight.flip(1).t()
+    return torch.cat([forward[:8], backward[8:]])
+
+
+def by_neighbours(x: torch.Tensor) -> torch.Tensor:
+    """Every row is scaled by the tile's largest value and back, as dynamic quantising would."""
+    scale = x.abs().amax() * 1.1
+    weight = torch.randn(32, x.shape[1], generator=torch.Generator().manual_seed(1))
+    return ((x / scale) @ weight.t()) * scale
+
+
+def by_zero_rows(x: torch.Tensor) -> torch.Tensor:
+    """A kernel that skips zero rows takes another path for the rest."""
+    weight = torch.randn(32, x.shape[1], generator=torch.Generator().manual_seed(1))
+    if bool((x == 0).all(1).any()):
+        return x.flip(1) @ weight.flip(1).t()
+    return x @ weight.t()
+
+
+@pytest.mark.parametrize("planted", [by_place, by_neighbours, by_zero_rows])
+def test_the_self_check_catches_a_row_dependent_product(planted) -> None:  # type: ignore[no-untyped-def]
+    tile = torch.randn(TILE, 100, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(KernelUnavailable, match=r"planted.*--backend reference"):
+        verify_rows(planted, tile, "planted")
+
+
+@pytest.mark.parametrize("lanes", [16, 128])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (9, 3, 64), (2, 2, 20)])
+def test_the_attention_self_check_passes_here(
+    heads: int, kv_heads: int, dim: int, lanes: int
+) -> None:
+    verify_pieces(heads, kv_heads, dim, lanes, torch.device("cpu"))
+
+
+def test_the_attention_self_check_catches_a_row_dependent_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = torch.bmm
+
+    def dishonest(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = honest(a, b)
+        out[:, 0] = torch.bmm(a.flip(2)[:, :1], b.flip(1))[:, 0] if a is not None else out[:, 0]
+        return out
+
+    monkeypatch.setattr("foreword.kernels.torch.attention.bmm", dishonest)
+    with pytest.raises(KernelUnavailable, match="attention"):
+        verify_pieces(4, 2, 16, 128, torch.device("cpu"))
