@@ -105,7 +105,7 @@ class Writer:
         path: SequenceOf[int] | None = None,
         parents: SequenceOf[int] | None = None,
     ) -> bool:
-        """One pass over `tokens` (a chain unless `parents` are given), keeping rows `path` (all)."""
+        """One pass over `tokens` (a chain unless `parents` are given); rows `path` (all) stay."""
         if not self.store.reserve(name, len(tokens)):
             return False
         self.write(name, tokens, parents)

@@ -4,8 +4,8 @@ different."""
 from typing import TYPE_CHECKING, Any
 
 from foreword.types import SamplingParams
+from foreword.version import __version__
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:

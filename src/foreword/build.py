@@ -40,7 +40,7 @@ NUMERICS_VERSION = 1  # raised by any change that moves a bit of the logits
 TILE_ROWS = 16  # rows that ride in one matrix tile
 KV_SHARE = 0.25  # of the available memory, when --kv-cache-memory does not say
 
-Progress = Callable[[str, int, int | None], None]  # (what, done, total if known)
+Progress = Callable[[str, int, int], None]  # (what, done, total; 0 = unknown)
 
 
 def names(family: str) -> list[str]:

@@ -122,40 +122,33 @@ class LLM:
         messages: Messages | SequenceOf[Messages],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        strict: bool = False,
         date: str | None = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations through the model's chat template.
 
-        date: what a template that asks for the date is told, ISO form; default today. It is part of
-        the prompt, and so of the receipt.
+        add_generation_prompt: None = unless the final message is continued. strict: text of
+        messages never becomes a control token. date: what a template that asks for the date is
+        told, ISO form; default today. It is part of the prompt, and so of the receipt.
         """
         single = bool(messages) and isinstance(messages[0], Mapping)
         talks: list[Any] = [messages] if single else list(messages)
         date = date or datetime.date.today().isoformat()
-        ids = [
-            self.encode_chat(talk, add_generation_prompt, continue_final_message, date)
-            for talk in talks
-        ]
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "strict": strict,
+            "date": date,
+        }
+        ids = [self.encode_chat(talk, **options) for talk in talks]
         return self._run([None] * len(ids), ids, sampling_params, date, progress)
 
-    def encode_chat(
-        self,
-        messages: Messages,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        date: str | None = None,
-    ) -> list[int]:
-        """The prompt ids of a conversation."""
-        return encode_chat(
-            self.tokenizer,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            date=date,
-        )
+    def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
+        """The prompt ids of a conversation; `options` as in text.template.encode_chat."""
+        return encode_chat(self.tokenizer, messages, **options)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams, chat_date: str | None = None

@@ -10,9 +10,10 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict
 from typing import Any
 
-from foreword import __version__, machine
+from foreword import machine
 from foreword.build import NUMERICS_VERSION, Built
 from foreword.types import Sequence
+from foreword.version import __version__
 
 
 def ids_sha256(token_ids: SequenceOf[int]) -> str:

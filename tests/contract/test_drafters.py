@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import itertools
 import pkgutil
 import random
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -29,10 +30,13 @@ from drafting import (
     step,
     tape_store,
 )
+from foreword.build import build
+from foreword.config import CacheConfig, EngineConfig, SpeculativeConfig
 from foreword.draft import scripted
 from foreword.draft._context import DraftContext
 from foreword.sample import sampler
 from foreword.tree import best_first, chain
+from foreword.types import Request, SamplingParams
 
 NAMES = sorted(
     module.name
@@ -258,3 +262,42 @@ def test_no_draft_longer_than_what_may_still_be_emitted(name):
         drafter.begin(sequence)
         [trie] = drafter.propose([sequence], [64])
         assert_sound(trie, 64, remaining - 1, VOCAB)
+
+
+def generated(path, name, rows):
+    """Output ids of `rows` requests on the tiny target, greedy and sampled by turns. The store
+    has room for about two of them. Returns the engine as well."""
+    options = {}
+    if name == "scripted":  # a draft that is sometimes right: the history repeats
+        options["script"] = scripted.chain(
+            lambda sequence: sequence.token_ids * 2, DEPTH, scripted.right_by_chance(0.8), 470
+        )
+    own = {"model": str(path)} if "own_kv" in module_of(name).needs else {}
+    memory = 160 * 512 * (2 if own else 1)  # positions, bytes of K and V, stores
+    speculative = SpeculativeConfig(
+        name, num_speculative_tokens=DEPTH, node_budget=16, options=options, **own
+    )
+    cache = CacheConfig(memory=memory, enable_prefix_caching=False)
+    config = EngineConfig(str(path), max_model_len=64, threads=1, cache=cache)
+    built = build(dataclasses.replace(config, speculative=speculative))
+    sequences = []
+    for row in range(rows):
+        params = SamplingParams(row % 2 * 0.9, 1.0, 0, 0.0, max_tokens=30)
+        prompt = tuple(itertools.islice(itertools.cycle(range(row, row + 3)), 1 + 5 * row))
+        request = Request(f"x{row}", prompt, params, seed=row, max_tokens=30)
+        sequences.append(built.engine.add(request))
+    while built.engine.has_work:
+        built.engine.step()
+    built.close()
+    return [sequence.output_ids for sequence in sequences], built.engine
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rows", [1, 7])
+def test_end_to_end_the_output_is_that_of_no_drafts(tiny_path, name, rows):
+    expected, _ = generated(tiny_path, "none", rows)
+    got, engine = generated(tiny_path, name, rows)
+    assert got == expected
+    assert [len(output) for output in got] == [30] * rows
+    assert (engine.stats.num_drafted > 0) == (name != "none")
+    assert (engine.parts.scheduler.num_preemptions > 0) == (rows == 7)

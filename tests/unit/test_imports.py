@@ -28,7 +28,7 @@ LEVELS = {
     "draft": 3, "tree": 3, "accept": 3, "verify": 3,
     "engine": 4,
     "build": 5,
-    "receipt": 6, "llm": 7, "serve": 8, "bench": 8, "audit": 8, "cli": 9,
+    "outputs": 6, "receipt": 6, "llm": 7, "serve": 8, "bench": 8, "audit": 8, "cli": 9,
     "": 10, "__main__": 10,
 }  # fmt: skip
 WORDS = {room for room, level in LEVELS.items() if level == 0}
@@ -36,7 +36,7 @@ WORDS = {room for room, level in LEVELS.items() if level == 0}
 # Words too, wherever they are kept: the integers of a pass and the shape of a model.
 PLAIN = {"foreword.model.batch", "foreword.model.config"}
 TORCH_ROOMS = {"kernels", "model"}
-TORCH_FILES = {"foreword.kv.pool"}
+TORCH_FILES = {"foreword.kv.pool", "foreword.audit.host"}  # the latter flips torch's switches
 
 # In these folders a file that defines `make` is a member of the family; members stay strangers.
 FAMILIES = {"draft", "tree", "accept", "kv", "sample"}

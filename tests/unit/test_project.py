@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from foreword.version import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ["scripts/setup", "scripts/run", "scripts/test", "scripts/check", ".ci/run"]
 ON_WINDOWS = os.name == "nt"
@@ -98,7 +100,7 @@ def test_licence_is_apache_and_declared():
 def test_changelog_opens_with_the_version():
     releases = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert re.fullmatch(r"\d+\.\d+\.\d+", releases[0])
-    assert releases[0] == project_table("version")
+    assert releases[0] == __version__
 
 
 def test_no_path_of_a_machine_in_the_files():

@@ -1,4 +1,4 @@
-"""Deltas of a stream: whole characters only, nothing taken back, joined they are the one-shot text."""
+"""Deltas of a stream: whole characters, nothing taken back, joined they are the one-shot text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_v69_cut_in_the_middle_of_a_character():
 
 @pytest.mark.parametrize("name", ["smollm2", "bytes_tokenizer", "sentencepiece"])
 def test_v69_v70_300_random_strings(name: str):
-    """V69, V70: over every plane, deltas join to the text, and every prefix is a text of its own."""
+    """V69, V70: over every plane, deltas join to the text, and every prefix agrees."""
     tokenizer = getattr(vocabularies, name)()
     complete = name != "smollm2"  # its published vocabulary lacks some bytes
     for text in vocabularies.strings(300, seed=2):

@@ -131,7 +131,7 @@ def test_merges_follow_scores_and_skip_control_pieces():
     merges = merges_from_scores(normal, [0.0, 0.0, -2.0, 0.0, -1.0, -3.0])
     assert merges == [("b", "c"), ("a", "b"), ("ab", "c"), ("a", "bc")]
     spm = vocabularies.sentencepiece()
-    assert spm.special_ids == {1, 2}
+    assert spm.special_ids == {0, 1, 2}
     assert spm.encode("</s", add_special_tokens=False)[-3:] == [63, 50, 118]  # byte pieces
 
 

@@ -1,1 +1,1 @@
-"""The contract as a command: replay requests under many settings, report the first bit that moved."""
+"""The contract as a command: replay requests under many settings, name the first bit that moved."""

@@ -48,8 +48,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a result leaves the reference. `margin`: the reference's best raw logit minus its second;
-    `moved`: the largest change of a logit there, None when the row was not seen."""
+    """Where a result leaves the reference. `margin`: the reference's best raw logit minus its
+    second; `moved`: the largest change of a logit there, None when the row was not seen."""
 
     case: str
     setting: str

@@ -1,9 +1,9 @@
 """Few settings that meet every pair: a greedy covering array, and the proof that it covers.
 
-Idea: most faults need two things at once (a tree *and* a full page, a hit *and* a chunk), so a set of
-rows in which every two values of any two axes meet finds what the full product would, at a fraction
-of the rows (pairwise testing; the greedy is in the manner of AETG, Cohen et al. 1997). Deterministic:
-no chance, no clock. Knows names and values only, nothing of engines.
+Idea: most faults need two things at once (a tree *and* a full page, a hit *and* a chunk), so a set
+of rows in which every two values of any two axes meet finds what the full product would, at a
+fraction of the rows (pairwise testing; the greedy is in the manner of AETG, Cohen et al. 1997).
+Deterministic: no chance, no clock. Knows names and values only, nothing of engines.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def pairs_of(row: Mapping[str, Value]) -> Iterator[Pair]:
 def uncovered(axes: Axes, rows: SequenceOf[Mapping[str, Value]]) -> list[Pair]:
     """The proof: pairs that no row holds, counted anew from the rows alone. Empty = covered.
     AssertionError when a row has a value that is not on its axis."""
-    seen = set()
+    seen: set[Pair] = set()
     for row in rows:
         assert set(row) == set(axes), row
         ordered = {name: row[name] for name in axes}

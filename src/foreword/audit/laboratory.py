@@ -18,6 +18,7 @@ from foreword.build import (
     load_tokenizer,
     make_drafter,
     make_store,
+    member,
     open_draft,
     weight_bytes,
 )
@@ -116,7 +117,7 @@ class Laboratory:
             assert reference is not None
             script = SCRIPTS[setting.drafter](reference, self.vocab_size)
             return make_drafter("scripted", {"script": script}, context)
-        if setting.drafter == "model":
+        if "own_kv" in member("draft", setting.drafter).needs:
             store = make_store(config, self.draft_checkpoint, slots)
             context = DraftContext(depth, self.vocab_size, self.models[-1], store, sampler)
         return make_drafter(setting.drafter, {}, context)

@@ -1,7 +1,8 @@
 """Draft scripts that know the answer and misuse it: `anti` is always wrong, `noisy` branches.
 
-They reach what honest drafters seldom do: whole trees refused, ends inside a path, and accepted nodes
-that are not the first child, so that rows must move in the KV cache. Hints only, like any draft.
+They reach what honest drafters seldom do: whole trees refused, ends inside a path, and accepted
+nodes that are not the first child, so that rows must move in the KV cache. Hints only, like any
+draft.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an audit varies: the axes, and one choice of each (a `Setting`). None of them may move a bit.
+"""What an audit varies: the axes, and one choice of each (a `Setting`). None may move a bit.
 
 Knows the names of the engine's options, builds nothing.
 """

@@ -1,7 +1,7 @@
 """Does chance belong to (seed, position)? Asked of the sampler alone, on rows without preferences.
 
-The replay compares an engine with itself: a noise that ignored the position or the seed would be the
-same wrong noise in both. On a flat row only the noise decides, so here it shows.
+The audit compares an engine with itself: a noise that ignored the position or the seed would be
+the same wrong noise in both. On a flat row only the noise decides, so here it shows.
 """
 
 from __future__ import annotations

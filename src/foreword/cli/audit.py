@@ -13,8 +13,8 @@ from foreword.cli.options import Json, Model
 
 
 @dataclass(slots=True)
-class AuditOptions:
-    """What `foreword.audit.command.run` reads."""
+class Options:
+    """What `foreword.audit.command.run` reads (its Protocol AuditOptions)."""
 
     model: Model
     quick: Annotated[bool, typer.Option("--quick", help="Fewer settings and requests.")] = False
@@ -25,18 +25,30 @@ class AuditOptions:
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", help="Instead of the built-in ones.")
     ] = None
+    drafters: Annotated[
+        str | None, typer.Option("--drafters", help="Names, joined by commas. Default: all.")
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        typer.Option("--draft-model", "-md", help="For drafter model. Default: the model itself."),
+    ] = None
     numerics: Annotated[str, typer.Option("--numerics", help="float32 or bfloat16.")] = "float32"
     backend: Annotated[str, typer.Option("--backend", help="torch or reference.")] = "torch"
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu"
     threads: Annotated[int | None, typer.Option("--threads", parser=whole_number, metavar="N")] = (
         None
     )
-    drafters: Annotated[
-        str | None, typer.Option("--drafters", help="Names, joined by commas. Default: all.")
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", parser=whole_number, metavar="N", help="Unset: drawn, printed."),
     ] = None
     json: Json = False
 
 
-def audit(options: AuditOptions) -> int:
+def audit(options: Options) -> int:
     """Prove on this machine that nothing moves a bit: replay requests under many settings."""
     from foreword.audit.command import run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +54,8 @@ def _read(path: Path) -> dict[Any, Any]:
 
 def _setting(context: typer.Context, path: Path, key: str, value: Any) -> tuple[str, Any]:
     """(parameter name, value as the parameter wants it)."""
+    if isinstance(value, dict):
+        value = json.dumps(value)  # what the command line would hold
     normalize: Callable[[str], str] = context.token_normalize_func or plain
     try:
         flag = "--" + normalize(key)

@@ -33,11 +33,10 @@ def convert(
     with progress_bars(not json) as progress:
         checkpoint = open_checkpoint(model, None, progress)
     tokenizer = load_tokenizer(checkpoint)
-    if not json:
-        note(f"writing {len(checkpoint.tensors)} tensors as {dtype}")
     convert_to_hf(checkpoint, out, tokenizer.save, dtype)
     files = sorted(file.name for file in out.iterdir())
     if json:
         print_json({"path": str(out), "dtype": dtype, "files": files})
     else:
+        note(f"{len(checkpoint.tensors)} tensors written as {dtype}")
         typer.echo(str(out))

@@ -7,10 +7,11 @@ import os
 import platform
 from typing import Any
 
-from foreword import __version__, machine
+from foreword import machine
 from foreword.cli.numbers import size_text
 from foreword.cli.options import Json
 from foreword.cli.show import facts, print_json
+from foreword.version import __version__
 
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "gguf", "huggingface_hub", "jinja2")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "FOREWORD_CACHE", "HF_HOME", "HF_HUB_OFFLINE")

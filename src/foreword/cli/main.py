@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from foreword import __version__
 from foreword.cli import audit, chat, convert, env, generate, models
 from foreword.cli.aliases import UsageError, canonical, plain
 from foreword.cli.grouping import grouped
 from foreword.errors import ForewordError
+from foreword.version import __version__
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 _OWN = {**_HELP_NAMES, "token_normalize_func": plain}
@@ -114,15 +114,8 @@ def _usage(error: Any) -> str:
     command = error.ctx.command_path if error.ctx is not None else "foreword"
     name = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and name:
-        flags = (
-            []
-            if error.ctx is None
-            else [
-                flag
-                for item in error.ctx.command.params
-                for flag in (*item.opts, *item.secondary_opts)
-            ]
-        )
+        options = [] if error.ctx is None else error.ctx.command.params
+        flags = [flag for option in options for flag in (*option.opts, *option.secondary_opts)]
         close = difflib.get_close_matches(plain(name), flags, n=1)
         hint = f"did you mean {close[0]}?" if close else f"see {command} --help"
         return f"unknown option {name}; {hint}"

@@ -47,7 +47,8 @@ class SamplingOptions:
         int | None, _number("--seed", "Of every request. Unset: drawn and reported.", _SAMPLING)
     ] = None
     max_tokens: Annotated[
-        int | None, _number("--max-tokens", "Output tokens at most.", _SAMPLING)
+        int | None,
+        _number("--max-tokens", "Output tokens at most; generate: 256, chat: no limit.", _SAMPLING),
     ] = None
     stop: Annotated[
         list[str] | None, _text("--stop", "Text that ends the answer. Repeatable.", _SAMPLING, "S")
@@ -203,11 +204,9 @@ def speculative_config(options: EngineOptions) -> dict[str, Any]:
     return config | {name: value for name, value in single.items() if value is not None}
 
 
-def _mapping(text: str | dict[str, Any] | None) -> dict[str, Any]:
-    if not isinstance(text, str):  # a mapping from a config file
-        return dict(text or {})
+def _mapping(text: str | None) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text or "{}")
     except ValueError as error:
         raise ConfigError(f"--speculative-config is not valid JSON ({error}): {text}") from None
     if not isinstance(value, dict):

@@ -33,8 +33,8 @@ class Comparison:
         if self.difference is not None:
             return f"different: {self.difference}"
         return (
-            f"identical: {self.tokens} tokens and {self.logprobs} logprobs of {self.outputs} "
-            f"outputs are bit for bit those of plain decoding"
+            f"identical: {self.tokens} tokens and {self.logprobs} logprobs "
+            f"(outputs: {self.outputs}) are bit for bit those of plain decoding alone"
         )
 
     def as_json(self) -> dict[str, Any]:

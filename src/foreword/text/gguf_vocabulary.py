@@ -58,9 +58,9 @@ def load_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         raise WeightsError(f"GGUF vocabulary does not fit its merges: {error}") from None
     raw.add_tokens(
         [
-            AddedToken(token, special=types[index] == CONTROL, normalized=False)
+            AddedToken(token, special=types[index] != USER_DEFINED, normalized=False)
             for token, index in vocabulary.items()
-            if types[index] in (CONTROL, USER_DEFINED)
+            if types[index] in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
     )
     config.update(_roles(metadata, tokens))

@@ -28,6 +28,16 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
+def normalise_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Message] | None:
+    """Tool schemas as fresh mappings; None when there are none. Raises RequestError."""
+    if not tools:
+        return None
+    if isinstance(tools, (str, Mapping)) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise RequestError("tools must be a list of mappings", "tools")
+    check_texts(tools, "tools")
+    return [dict(tool) for tool in tools]
+
+
 def _message(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} must be a mapping with role and content", where)

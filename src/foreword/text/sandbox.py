@@ -28,6 +28,7 @@ BUDGET_PER_CHARACTER = 2
 MAX_INTEGER_ARGUMENT = 100_000  # widths, counts and exponents handed to calls and filters
 METER = "foreword:meter"  # not an identifier, so that no template can name or replace it
 _STEPS_PER_CALL = 20
+_STEPS_PER_MACRO = 80
 _CHARACTERS_PER_STEP = 16
 MAX_INDENT = 16
 _WIDE_FIELD = re.compile(r"\d{6}")
@@ -77,12 +78,10 @@ class _Charge(NodeTransformer):
         self.extension = extension
 
     def _charged(self, node: Any) -> nodes.Node:
-        size = sum(1 for _ in node.find_all(nodes.Node))
+        steps = _STEPS_PER_CALL if isinstance(node, nodes.For) else _STEPS_PER_MACRO
+        steps += sum(1 for _ in node.find_all(nodes.Node))
         self.generic_visit(node)
-        arguments: list[nodes.Expr] = [
-            nodes.ContextReference(),
-            nodes.Const(_STEPS_PER_CALL + size),
-        ]
+        arguments: list[nodes.Expr] = [nodes.ContextReference(), nodes.Const(steps)]
         call = self.extension.call_method("charge", arguments)
         node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno).set_lineno(node.lineno))
         return node  # type: ignore[no-any-return]

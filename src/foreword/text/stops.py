@@ -22,7 +22,6 @@ class StopWatch:
     def __init__(self, stops: Sequence[str]) -> None:
         for stop in stops:
             assert stop, "SamplingParams refuses empty stop strings"
-            check_text(stop, "stop")
         self._stops = tuple(stops)
         self._borders = [_borders(stop) for stop in stops]
         self._matched = [0] * len(stops)  # characters of each stop matched at the end of the text
@@ -92,8 +91,10 @@ def split_stops(
     """Stops to look for in the text, and ids to stop at.
 
     A stop that is exactly a special token's text never shows in a text that skips specials; it is
-    watched for as an id.
+    watched for as an id. Raises RequestError for an unpaired surrogate.
     """
+    for stop in stops:
+        check_text(stop, "stop")
     ids = {stop: tokenizer.raw.token_to_id(stop) for stop in stops}
     special = {stop for stop, token in ids.items() if token in tokenizer.special_ids}
     texts = tuple(stop for stop in stops if stop not in special)

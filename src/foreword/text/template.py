@@ -15,7 +15,7 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError,
 
 from foreword.errors import RequestError
 from foreword.text.checks import check_texts
-from foreword.text.messages import Message, normalise
+from foreword.text.messages import Message, normalise, normalise_tools
 from foreword.text.sandbox import (
     BUDGET,
     BUDGET_PER_CHARACTER,
@@ -66,11 +66,10 @@ def render(
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
     chat = normalise(messages)
-    check_texts(tools, "tools")
     check_texts(variables, "chat_template_kwargs")
     names: dict[str, Any] = {
         **variables,
-        "tools": [dict(tool) for tool in tools] if tools else None,
+        "tools": normalise_tools(tools),
         "documents": variables.get("documents"),
         "add_generation_prompt": add_generation_prompt,
         "bos_token": bos_token or "",

@@ -128,9 +128,8 @@ class Tokenizer:
                 for token, entry in sorted(added.items())
             },
         }
-        if not isinstance(config.get("chat_template"), (str, type(None))):
-            config["chat_template"] = [
-                {"name": name, "template": text} for name, text in self.chat_templates.items()
-            ]
+        if templates := self.chat_templates:
+            named = [{"name": name, "template": text} for name, text in templates.items()]
+            config["chat_template"] = named if set(templates) - {"default"} else self.chat_template
         path = folder / "tokenizer_config.json"
         path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

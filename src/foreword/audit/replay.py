@@ -1,0 +1,235 @@
+"""Re-derive results from their receipts with plain decoding: same tokens, or where they part.
+
+A file is what `generate --json` prints, one entry of it, or a bare receipt with the prompt given
+beside it. What the tokens depend on is checked first: a result of another machine type, model or
+numerics version cannot be re-derived here, and the mismatch is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from foreword import machine
+from foreword.audit.compare import LOGIC, NUMERICS, ROUNDING
+from foreword.build import NUMERICS_VERSION, Progress
+from foreword.config import from_options
+from foreword.errors import ConfigError, ForewordError, RequestError
+from foreword.llm import LLM
+from foreword.outputs import CompletionOutput, Logprob
+from foreword.receipt import ids_sha256
+from foreword.text.template import encode_chat
+from foreword.text.tokenizer import Tokenizer
+from foreword.types import SamplingParams
+from foreword.version import __version__
+
+TYPICAL_LOGIT = 10.0  # magnitude that ROUNDING is taken of where only log-probabilities are known
+CUT = ("abort", "error")  # finish reasons that a replay cannot have
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One result to re-derive. `token_ids` is None for a bare receipt."""
+
+    name: str
+    receipt: Mapping[str, Any]
+    prompt_ids: list[int] | None
+    token_ids: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How it went: `problem` is None when everything agreed; `notes` do not count as problems."""
+
+    name: str
+    num_tokens: int
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_records(path: Path) -> list[Record]:
+    """Raises ConfigError naming the file when it holds no receipt."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text; give a file of generate --json") from None
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: is not JSON ({error}); give a file of generate --json"
+        ) from None
+    records = [_record(entry, number) for number, entry in enumerate(_entries(content))]
+    if not records:
+        raise ConfigError(f"{path}: holds no receipt; give a file of generate --json")
+    return records
+
+
+def _entries(content: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(content, list):
+        for item in content:
+            yield from _entries(item)
+    elif isinstance(content, dict):
+        if isinstance(content.get("receipt"), dict) or "tokens_sha256" in content:
+            yield content
+        else:
+            yield from _entries(content.get("outputs"))
+
+
+def _record(entry: Mapping[str, Any], number: int) -> Record:
+    receipt = entry.get("receipt", entry)
+    for key in ("numerics_version", "model", "numerics", "machine", "seed", "sampling",
+                "max_model_len", "prompt_sha256", "num_tokens", "tokens_sha256"):  # fmt: skip
+        if key not in receipt:
+            raise ConfigError(f"the receipt of output {number} has no {key!r}; it is not complete")
+    return Record(
+        f"output {number}", receipt, entry.get("prompt_token_ids"), entry.get("token_ids")
+    )
+
+
+def replay(
+    model: str,
+    records: SequenceOf[Record],
+    prompt: str | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Replayed]:
+    """Yields one outcome per record; results of one numerics share a loaded model."""
+    llm, loaded = None, None
+    try:
+        for record in records:
+            wanted = engine_options(record.receipt)
+            if wanted != loaded:
+                if llm is not None:
+                    llm.close()
+                llm, loaded = None, None  # released before the next is loaded
+                llm = LLM(model, **wanted, threads=threads, progress=progress)
+                loaded = wanted
+            assert llm is not None
+            yield _replay_one(llm, record, prompt)
+    finally:
+        if llm is not None:
+            llm.close()
+
+
+def engine_options(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of LLM: what the receipt says decides bits, and plain decoding."""
+    numerics = receipt["numerics"]
+    return {
+        "numerics": numerics["mode"],
+        "backend": numerics["backend"],
+        "device": numerics["device"],
+        "max_model_len": receipt["max_model_len"],
+        "max_num_seqs": 1,
+        "enable_prefix_caching": False,
+        "generation_config": "none",  # the receipt's sampling parameters are complete
+        "speculative_config": {"method": "none"},
+    }
+
+
+def mismatches(receipt: Mapping[str, Any], model_sha256: str) -> list[str]:
+    """What the tokens depend on and is not the same here, one line each."""
+    pairs = [
+        ("numerics version", receipt["numerics_version"], NUMERICS_VERSION),
+        ("model sha256", receipt["model"]["sha256"], model_sha256),
+        ("machine type", receipt["machine"], machine.machine_type()),
+    ]
+    return [f"{what} is {theirs} in the receipt, {ours} here" for what, theirs, ours in pairs
+            if theirs != ours]  # fmt: skip
+
+
+def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
+    receipt = record.receipt
+    version = receipt.get("foreword")
+    notes = (
+        () if version == __version__ else (f"made by foreword {version}, this is {__version__}",)
+    )
+
+    def outcome(problem: str | None, num_tokens: int = 0) -> Replayed:
+        return Replayed(record.name, num_tokens, problem, notes)
+
+    found = mismatches(receipt, llm.built.checkpoint.fingerprint())
+    if found:
+        return outcome("cannot be re-derived here: " + "; ".join(found))
+    try:
+        prompt_ids = find_prompt(llm.tokenizer, record, prompt)
+    except RequestError as error:
+        return outcome(str(error))
+    if record.token_ids is not None and ids_sha256(record.token_ids) != receipt["tokens_sha256"]:
+        return outcome("the token ids in the file are not those of its receipt: one was edited")
+    if receipt["num_tokens"] == 0:
+        return outcome(None)
+    try:
+        (result,) = llm.generate([prompt_ids], sampling_params(receipt))
+    except ForewordError as error:
+        return outcome(f"plain decoding failed: {error}")
+    return outcome(compare(record, result.outputs[0]), receipt["num_tokens"])
+
+
+def sampling_params(receipt: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of the one sample; a result that was cut is re-derived as far as it went."""
+    options = {**receipt["sampling"], "seed": receipt["seed"], "n": 1, "logprobs": 2}
+    if receipt.get("finish_reason") in CUT:
+        options["max_tokens"] = receipt["num_tokens"]
+    known = {item.name for item in fields(SamplingParams)}
+    assert {"seed", "n", "logprobs", "max_tokens"} <= known
+    params: SamplingParams = from_options(SamplingParams, options, "the sampling of a receipt")
+    return params
+
+
+def find_prompt(tokenizer: Tokenizer, record: Record, prompt: str | None) -> list[int]:
+    """The prompt ids whose hash the receipt holds: the file's, or those of `prompt` as plain text
+    or as a user message. Raises RequestError when none fits."""
+    candidates: list[Callable[[], list[int]]] = []
+    if record.prompt_ids is not None:
+        ids = record.prompt_ids
+        candidates.append(lambda: ids)
+    if prompt is not None:
+        date = record.receipt.get("chat_date")
+        message = [{"role": "user", "content": prompt}]
+        candidates.append(lambda: tokenizer.encode(prompt))
+        if tokenizer.chat_template is not None:
+            candidates.append(lambda: encode_chat(tokenizer, message, date=date))
+    for candidate in candidates:
+        found = candidate()
+        if ids_sha256(found) == record.receipt["prompt_sha256"]:
+            return found
+    if not candidates:
+        raise RequestError("the file holds no prompt ids; give the prompt with --prompt", "prompt")
+    raise RequestError("the prompt is not the one of the receipt: its sha256 differs", "prompt")
+
+
+def compare(record: Record, output: CompletionOutput) -> str | None:
+    """What differs, or None. With the token ids in the file, the first position is named."""
+    receipt = record.receipt
+    if ids_sha256(output.token_ids) == receipt["tokens_sha256"]:
+        reason = receipt.get("finish_reason")
+        if reason in CUT or reason == output.finish_reason:
+            return None
+        return f"finish reason is {reason} in the receipt, {output.finish_reason} here"
+    if record.token_ids is None:
+        return "the tokens differ (the file holds no token ids to say where)"
+    pairs = enumerate(zip(record.token_ids, output.token_ids, strict=False))
+    place = next((at for at, (left, right) in pairs if left != right), None)
+    if place is None:
+        ends = f"{len(record.token_ids)} tokens in the file, {len(output.token_ids)} here"
+        return f"the tokens agree until one ends: {ends}: {LOGIC}"
+    assert output.logprobs is not None
+    margin = _margin(output.logprobs[place])
+    close = margin <= ROUNDING[receipt["numerics"]["mode"]] * TYPICAL_LOGIT
+    return (
+        f"first difference at output position {place}: {record.token_ids[place]} in the file, "
+        f"{output.token_ids[place]} here; top-2 margin {margin:.6g}: {NUMERICS if close else LOGIC}"
+    )
+
+
+def _margin(row: Mapping[int, Logprob]) -> float:
+    """Log-probability of the best minus that of the second best: the margin of their logits."""
+    top = sorted((entry.logprob for entry in row.values() if entry.rank is not None), reverse=True)
+    return top[0] - top[1] if len(top) > 1 else float("inf")
