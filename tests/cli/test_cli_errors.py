@@ -29,7 +29,7 @@ USAGE = [
     (("--temprature", 1), ("--temprature", "did you mean --temperature?")),
     (("--max-tokens", "many"), ("--max-tokens", "'many'", "8k or 32K")),
     (("--max-tokens", "1.5"), ("--max-tokens", "'1.5'")),
-    (("--temperature", "hot"), ("--temperature", "number")),
+    (("--temperature", "hot"), ("--temperature", "'hot' is not a number")),
     (("--prompt-ids", "1,two"), ("--prompt-ids", "1,two", "like 1,2,3")),
     (("--tensor-parallel-size", 2), ("--tensor-parallel-size", "not supported yet")),
     (("-tp", 2), ("--tp", "not supported yet")),
@@ -112,7 +112,7 @@ def test_stdin_that_is_not_utf8(cli, tiny_path):
 
 
 def test_no_command_argument_or_model(cli):
-    check(cli("generate"), "model", status=2)
+    check(cli("generate"), "argument", status=2)
     check(cli("genrate"), "genrate", status=2)
     check(cli("models"), "models --help", status=2)
     check(cli("convert", "a", "b"), "--to", status=2)

@@ -7,7 +7,7 @@ import typer
 
 from foreword.cli.aliases import ALIASES, UNSUPPORTED, canonical
 from foreword.cli.main import app
-from foreword.cli.numbers import size_text, token_ids, whole_number
+from foreword.cli.numbers import decimal, size_text, token_ids, whole_number
 
 NUMBERS = {
     "0": 0, "-1": -1, "512": 512, "8k": 8000, "8K": 8192, "32K": 32768, "1.5k": 1500,
@@ -25,6 +25,12 @@ def test_whole_numbers(text, number):
 def test_not_whole_numbers(text):
     with pytest.raises(typer.BadParameter, match="whole number"):
         whole_number(text)
+
+
+def test_decimals():
+    assert [decimal(value) for value in ("0.8", "1e-3", 2)] == [0.8, 1e-3, 2.0]
+    with pytest.raises(typer.BadParameter, match="is not a number"):
+        decimal("half")
 
 
 def test_token_ids():

@@ -216,3 +216,30 @@ def test_a_thousand_nodes_in_a_batch_of_64():
         trees = builder(name).build([0] * 64, tries, Budget(1000, (64,) * 64))
         drafted = sum(tree.num_drafted for tree in trees)
         assert drafted == (1000 if name == "best_first" else drafted) <= 1000
+
+
+def bush(*tokens):
+    trie = Trie()
+    for token in tokens:
+        trie.add(-1, token, 0.5, "x")
+    return trie
+
+
+def test_chain_breaks_ties_by_draft_order_then_token_root_row():
+    [tree] = builder("chain").build([0], [bush(9, 4)], Budget(1, (1,)))
+    assert tree.tokens == (0, 9)
+    trees = builder("chain").build([5, 3, 3], [bush(9), bush(9), bush(9)], Budget(1, (1, 1, 1)))
+    assert [tree.num_drafted for tree in trees] == [0, 1, 0]
+    trees = builder("chain").build([1, 2], [bush(9), bush(8)], Budget(1, (1, 1)))
+    assert [tree.num_drafted for tree in trees] == [0, 1]
+
+
+def test_best_first_breaks_ties_by_depth_token_root_row():
+    deep = Trie()
+    deep.add_chain([1, 1], [0.5, 1.0], "x")  # the second node is reached as often as the first
+    trees = builder("best_first").build([0, 9], [deep, bush(7)], Budget(2, (9, 9)))
+    assert [tree.num_drafted for tree in trees] == [1, 1]
+    [tree] = builder("best_first").build([0], [bush(9, 4)], Budget(1, (1,)))
+    assert tree.tokens == (0, 4)
+    trees = builder("best_first").build([5, 3, 3], [bush(9)] * 3, Budget(1, (1, 1, 1)))
+    assert [tree.num_drafted for tree in trees] == [0, 1, 0]

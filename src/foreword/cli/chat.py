@@ -131,7 +131,7 @@ class Shell:
                 self._turn(line)
         if self._outputs:
             name = self._llm.engine.parts.drafter.name
-            note(f"{len(self._outputs)} answers; {speculation_line(self._outputs, name)}")
+            note(f"answers: {len(self._outputs)}; {speculation_line(self._outputs, name)}")
 
     def _turn(self, text: str) -> None:
         """Answer one line; an error ends the turn, not the conversation."""

@@ -24,6 +24,14 @@ def whole_number(value: str | int) -> int:
     raise typer.BadParameter(f"{text!r} is not a whole number; write it like 512, 8k or 32K")
 
 
+def decimal(value: str | float) -> float:
+    """`0.8`. Raises BadParameter; which values make sense is for the library to say."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise typer.BadParameter(f"{value!r} is not a number; write it like 0.8") from None
+
+
 def token_ids(value: str | list[int]) -> list[int]:
     """`1,2,3` or `[1, 2, 3]` as ids. Raises BadParameter."""
     if not isinstance(value, str):

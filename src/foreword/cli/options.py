@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from foreword.cli.config_file import ConfigFile
-from foreword.cli.numbers import whole_number
+from foreword.cli.numbers import decimal, whole_number
 from foreword.errors import ConfigError
 from foreword.types import SamplingParams
 
@@ -22,6 +22,10 @@ _SAMPLING, _SPECULATION, _ENGINE = "Sampling", "Speculation", "Engine"
 
 def _number(name: str, help: str, panel: str) -> Any:
     return typer.Option(name, parser=whole_number, metavar="N", help=help, rich_help_panel=panel)
+
+
+def _decimal(name: str, help: str, panel: str) -> Any:
+    return typer.Option(name, parser=decimal, metavar="X", help=help, rich_help_panel=panel)
 
 
 def _text(name: str, help: str, panel: str, metavar: str = "NAME") -> Any:
@@ -37,12 +41,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, n
 
 @dataclass(slots=True)
 class SamplingOptions:
-    temperature: Annotated[float | None, _text("--temperature", "0 = greedy.", _SAMPLING, "X")] = (
-        None
-    )
-    top_p: Annotated[float | None, _text("--top-p", "In (0, 1].", _SAMPLING, "X")] = None
+    temperature: Annotated[float | None, _decimal("--temperature", "0 = greedy.", _SAMPLING)] = None
+    top_p: Annotated[float | None, _decimal("--top-p", "In (0, 1].", _SAMPLING)] = None
     top_k: Annotated[int | None, _number("--top-k", "0 or -1 = off.", _SAMPLING)] = None
-    min_p: Annotated[float | None, _text("--min-p", "In [0, 1].", _SAMPLING, "X")] = None
+    min_p: Annotated[float | None, _decimal("--min-p", "In [0, 1].", _SAMPLING)] = None
     seed: Annotated[
         int | None, _number("--seed", "Of every request. Unset: drawn and reported.", _SAMPLING)
     ] = None
@@ -92,7 +94,7 @@ class EngineOptions:
     ] = None
     confidence_threshold: Annotated[
         float | None,
-        _text("--confidence-threshold", "model: reach that ends a path.", _SPECULATION, "X"),
+        _decimal("--confidence-threshold", "model: reach that ends a path.", _SPECULATION),
     ] = None
     speculative_config: Annotated[
         str | None,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
 from foreword.errors import KernelUnavailable
 from foreword.kernels.guard import pinned
@@ -25,16 +25,19 @@ from foreword.kernels.ops import (
     check_config,
     require_device,
 )
-from foreword.kernels.torch.attention import Pieces, attend, plan_pieces
+from foreword.kernels.torch.attention import attend
+from foreword.kernels.torch.check import verify_pieces
 from foreword.kernels.torch.linear import (
     TILE,
     Blocks,
     column_blocks,
+    product,
     tasks,
     to_tiles,
     verify_blocks,
     verify_rows,
 )
+from foreword.kernels.torch.pieces import Pieces, plan_pieces
 from foreword.kernels.torch.workers import Workers
 from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
@@ -102,6 +105,10 @@ class TorchKernels:
         self.workers = Workers(threads if self.device.type == "cpu" else 1)
         self.cos, self.sin = (part.to(self.device) for part in (rotary.cos, rotary.sin))
         self._verified: set[tuple[int, ...]] = set()
+        with self.guard():
+            verify_pieces(
+                config.num_heads, config.num_kv_heads, config.head_dim, partition, self.device
+            )
 
     def guard(self) -> AbstractContextManager[None]:
         return pinned(self.device)
@@ -258,12 +265,12 @@ class TorchKernels:
         def gate_up(item: tuple[int, int]) -> None:
             block, tile = item
             part = layer.gate_up[block]
-            both = linear(normed[tile], part).float()
+            both = product(normed[tile], part).float()
             if layer.gate_up_bias is not None:
-                both = both + layer.gate_up_bias[block]
+                both = both + layer.gate_up_bias[block][:, None]
             half = part.shape[0] // 2
-            gate, up = both[:, :half].contiguous(), both[:, half:].contiguous()
-            inner[tile, :, block * step : block * step + half] = (silu(gate) * up).to(self.dtype)
+            gated = silu(both[:half]).mul_(both[half:])
+            inner[tile, :, block * step : block * step + half] = gated.t()
 
         self.workers.each(gate_up, tasks(len(layer.gate_up), hidden.shape[0]))
         return self._residual(hidden, layer.down.apply(inner, self.workers), layer.down_bias)

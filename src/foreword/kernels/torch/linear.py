@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from foreword.errors import KernelUnavailable
 from foreword.kernels.torch.workers import Workers
@@ -44,6 +43,11 @@ def column_blocks(columns: int, multiple: int = 1) -> list[tuple[int, int]]:
     return [(start, min(start + step, columns)) for start in range(0, columns, step)]
 
 
+def product(tile: Tensor, weight: Tensor) -> Tensor:
+    """[TILE, in] and [block, in] -> [block, TILE]: weight first, which stock PyTorch does faster."""
+    return torch.mm(weight, tile.t())
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """A weight [out, in] as blocks of output columns, each [block, in] contiguous."""
@@ -70,7 +74,7 @@ class Blocks:
         def task(item: tuple[int, int]) -> None:
             block, tile = item
             start, stop = self.ranges[block]
-            out[tile, :, start:stop] = linear(tiles[tile], self.parts[block])
+            out[tile, :, start:stop] = product(tiles[tile], self.parts[block]).t()
 
         workers.each(task, tasks(len(self.parts), tiles.shape[0]))
         return out
@@ -90,7 +94,7 @@ def verify_blocks(blocks: Blocks) -> None:
         seen.add(part.shape)
         rows = torch.randn(TILE, part.shape[1], generator=torch.Generator().manual_seed(0))
         tile = rows.to(device=part.device, dtype=part.dtype)
-        verify_rows(lambda x, w=part: linear(x, w), tile, f"{tuple(part.shape)} {part.dtype}")  # type: ignore[misc]
+        verify_rows(lambda x, w=part: product(x, w).t(), tile, f"{tuple(part.shape)} {part.dtype}")  # type: ignore[misc]
 
 
 def verify_rows(op: Callable[[Tensor], Tensor], tile: Tensor, what: str) -> None:
