@@ -177,7 +177,9 @@ class Rig:
         given = {"script": script} if script is not None else dict(options or {})
         drafter = make_drafter(method, given, context)
         self.model.kernels.set_threads(threads)
-        return assemble(config, target, make_store(config, self.checkpoint, slots), drafter, sampler)
+        return assemble(
+            config, target, make_store(config, self.checkpoint, slots), drafter, sampler
+        )
 
     def door(self, engine: Engine) -> LLM:
         """The library's door on another engine of this model."""
@@ -195,10 +197,11 @@ class Rig:
     def answers(self, jobs: SequenceOf[Job], extra: int = 0) -> Reference:
         """For scripted drafters: what each job will emit, and `extra` tokens that could follow. The
         name of a sequence is its job's place."""
-        known = [
-            self.plain(replace(job, max_tokens=job.max_tokens + extra, ends=frozenset())).token_ids
+        longer = [
+            replace(job, max_tokens=job.max_tokens + extra, ends=frozenset()) if extra else job
             for job in jobs
         ]
+        known = [self.plain(job).token_ids for job in longer]
         return lambda sequence: known[int(sequence.id)]
 
     def run(self, jobs: SequenceOf[Job], **setting: Any) -> list[Result]:
@@ -273,7 +276,10 @@ def count(outputs: int, positions: int, logprobs: int = 0) -> None:
 
 @cache
 def rig(
-    numerics: str = "float32", backend: str = "torch", generation_config: str = "none", **options: Any
+    numerics: str = "float32",
+    backend: str = "torch",
+    generation_config: str = "none",
+    **options: Any,
 ) -> Rig:
     """A rig over a tiny checkpoint; the defaults are T with a context of 512."""
     options = {"max_position": 512, **options}
@@ -282,7 +288,11 @@ def rig(
 
 
 def open_llm(
-    path: Path, numerics: str = "float32", backend: str = "torch", generation: str = "none", **more: Any
+    path: Path,
+    numerics: str = "float32",
+    backend: str = "torch",
+    generation: str = "none",
+    **more: Any,
 ) -> LLM:
     """Plain decoding, one thread, a small KV cache."""
     return LLM(

@@ -105,7 +105,9 @@ def test_v14_greedy_and_sampled_requests_mixed(rounds: int) -> None:
                 expected = target.plain(job)
                 assert tuple(out.token_ids) == expected.token_ids, (subset, n)
                 assert out.finish_reason == expected.finish_reason
-                chosen = [row[i].logprob for row, i in zip(out.logprobs, out.token_ids, strict=True)]
+                chosen = [
+                    row[i].logprob for row, i in zip(out.logprobs, out.token_ids, strict=True)
+                ]
                 assert [value.hex() for value in chosen] == [e[1] for e in expected.logprobs]
 
 
@@ -155,7 +157,8 @@ def test_v17_the_target_as_its_own_drafter_is_always_right(k: int, tokens: int) 
     """V17: acceptance exactly 1.0, alone and eight at once, greedy and with the target's noise."""
     target = rig()
     jobs = [
-        Job(prompt(5 + 4 * n, n), tokens, temperature=n % 2, seed=n, logprobs=None) for n in range(8)
+        Job(prompt(5 + 4 * n, n), tokens, temperature=n % 2, seed=n, logprobs=None)
+        for n in range(8)
     ]
     for batch, some in ((1, jobs[:2]), (8, jobs)):
         for result in target.exact(some, draft=target, options=ONE_BRANCH, k=k, batch=batch):

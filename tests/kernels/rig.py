@@ -94,7 +94,9 @@ def build(
 
 
 @cache
-def decoder(name: str, numerics: str = "float32", backend: str = "torch", **options: Any) -> Decoder:
+def decoder(
+    name: str, numerics: str = "float32", backend: str = "torch", **options: Any
+) -> Decoder:
     """A shared decoder; tests never change it."""
     return build(CONFIGS[name], numerics, backend, **options)
 

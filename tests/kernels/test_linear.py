@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rig import assert_same_bits
 from torch.nn.functional import linear
 
 from foreword.errors import KernelUnavailable
@@ -18,7 +19,6 @@ from foreword.kernels.torch.linear import (
     verify_rows,
 )
 from foreword.kernels.torch.workers import Workers
-from rig import assert_same_bits
 
 WIDTHS = [1, 7, 16, 48, 100, 127, 128, 144, 500, 512, 513, 576, 960, 1536, 3072, 49152, 151936]
 
@@ -44,9 +44,7 @@ def test_tiles_hold_every_row_and_zeros(rows: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns", "inner"), [(40, 700, 96), (3, 1, 7), (17, 130, 33)])
-def test_a_product_is_the_product(
-    dtype: torch.dtype, rows: int, columns: int, inner: int
-) -> None:
+def test_a_product_is_the_product(dtype: torch.dtype, rows: int, columns: int, inner: int) -> None:
     weight, x = torch.randn(columns, inner).to(dtype), torch.randn(rows, inner).to(dtype)
     got = Blocks.of(weight).apply(to_tiles(x), Workers(1)).view(-1, columns)[:rows]
     true = x.double() @ weight.double().t()

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from foreword.model.batch import Batch, Segment
 from rig import (
     BASE,
     CONFIGS,
@@ -26,6 +24,8 @@ from rig import (
     straight,
     weights,
 )
+
+from foreword.model.batch import Batch, Segment
 
 BACKENDS = [("torch", "float32"), ("torch", "bfloat16"), ("reference", "float32")]
 each_backend = pytest.mark.parametrize(("backend", "numerics"), BACKENDS)
@@ -165,7 +165,7 @@ def test_v95_a_non_finite_row_stays_alone(backend: str, numerics: str, value: fl
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_keys_and_values_are_read_in_their_stored_form(backend: str) -> None:
-    """float32 numerics over a bfloat16 store: a row of this pass reads as a row of an earlier one."""
+    """float32 numerics over a bfloat16 store: this pass's rows read as earlier ones."""
     model, ids = decoder("llama", "float32", backend), ids_of(30, 3)
 
     def stored() -> Any:

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from foreword.model.batch import Batch, Segment
 from rig import (
     BASE,
     CONFIGS,
@@ -29,6 +27,8 @@ from rig import (
     store,
     straight,
 )
+
+from foreword.model.batch import Batch, Segment
 
 GRID = [(name, numerics) for name in CONFIGS for numerics in ("float32", "bfloat16")]
 SMALL = [("llama", "float32"), ("mixed", "bfloat16"), ("qwen3", "float32"), ("biased", "bfloat16")]
@@ -249,7 +249,7 @@ def test_v02_16_tokens_in_blocks_batches_and_trees(name: str, numerics: str) -> 
     ],
 )
 def test_v02_random_prompts_never_flip(numerics: str, count: int) -> None:
-    """Decoding the last token alone, or in one pass with 15 other prompts: 0 flips, 0 moved bits."""
+    """The last token alone, or in one pass with 15 other prompts: 0 flips, 0 moved bits."""
     model, flips = decoder("llama", numerics), 0
     for start in range(0, count, 16):
         prompts = [ids_of(6, 1000 + start + index) for index in range(16)]

@@ -50,6 +50,22 @@ def test_a_failure_is_raised_and_the_pool_lives_on(workers: Workers) -> None:
         assert sorted(seen) == list(range(40))
 
 
+@pytest.mark.parametrize("place", ["caller", "helper"])
+def test_whoever_fails_the_caller_hears_of_it(place: str) -> None:
+    """Every thread takes one item, because none goes on before all have one."""
+    pool, barrier = Workers(3), threading.Barrier(3)
+
+    def task(_: int) -> None:
+        barrier.wait(10)
+        if (threading.current_thread() is threading.main_thread()) == (place == "caller"):
+            raise ValueError(place)
+
+    for _ in range(5):
+        with pytest.raises(ValueError, match=place):
+            pool.each(task, range(3))
+    pool.close()
+
+
 def test_a_failure_of_the_caller_waits_for_the_helpers() -> None:
     """`each` returns when nobody runs a task any more, also when it raises."""
     pool, running = Workers(3), []
@@ -68,17 +84,17 @@ def test_a_failure_of_the_caller_waits_for_the_helpers() -> None:
 
 
 def test_close_ends_the_threads_and_may_be_called_twice() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     pool = Workers(4)
+    started = set(threading.enumerate()) - before
+    assert len(started) == 3
+    assert all(thread.daemon for thread in started)
     pool.each(lambda _: None, range(8))
-    assert threading.active_count() == before + 3
     pool.close()
     pool.close()
-    for _ in range(200):
-        if threading.active_count() == before:
-            break
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_after_close_the_caller_does_the_work() -> None:

@@ -14,6 +14,8 @@ from foreword.sample.noise import derive
 from foreword.types import Request, SamplingParams
 
 NUM_LOGPROBS = 5
+LONG = 122  # tokens: its output crosses position 128, the end of an attention partition
+ESSAY = 300  # tokens: several partitions are full
 ALIGNED = 16  # tokens: a multiple of every block size of the axes
 
 TEXTS = {
@@ -24,7 +26,9 @@ TEXTS = {
         "On the third day the fog was so thick that he rang the bell from morning to night. On the "
         "fourth day a young woman rowed to the island, asked for water, and stayed for supper. She "
         "told him that the harbour had been rebuilt and that the old tower would soon be replaced "
-        "by a machine. He said nothing for a while, and then he asked her"
+        "by a machine. He said nothing for a while, and then he asked her what the machine would "
+        "do in the fog. She thought about it and answered that it would ring a bell, as he had "
+        "done, but that nobody would hear how tired it was"
     ),
     "repetitive": "red green blue red green blue red green blue red green blue red green",
     "code": (
@@ -90,7 +94,9 @@ def make_cases(
     prompts are cut to what `context` (positions) leaves beside `max_tokens`.
     """
     room = context - max_tokens
-    named = {name: encode(text)[:room] for name, text in TEXTS.items()}
+    named = {name: encode(text)[: min(room, LONG)] for name, text in TEXTS.items()}
+    if every:
+        named["essay"] = (encode(TEXTS["long"]) * 3)[: min(room, ESSAY)]
     named |= twins(named["long"], named["code"], room)
     named |= {f"prompt {number}": encode(text) for number, text in enumerate(prompts, start=1)}
     chosen = [

@@ -25,7 +25,7 @@ from foreword.config import EngineConfig, SpeculativeConfig
 from foreword.errors import ConfigError, RequestError
 from foreword.sample.noise import fresh_seed
 
-MAX_TOKENS = {True: 12, False: 32}  # output tokens of a request, by --quick
+MAX_TOKENS = {True: 10, False: 32}  # output tokens of a request, by --quick
 
 
 class AuditOptions(Protocol):
@@ -150,7 +150,8 @@ def covered(head: dict[str, Any], axes: Axes, settings: list[Setting], report: R
         f"{'compared':<17} {report.num_outputs} outputs, {report.num_positions} tokens, "
         f"{report.num_logprobs} logprobs, bit for bit",
         f"{'on the way':<17} {report.num_drafted} drafts verified, {report.num_accepted} accepted, "
-        f"{report.num_preemptions} preemptions, {report.num_prefix_hits} tokens from prefix caches",
+        f"{report.num_preemptions} preemptions, {report.num_prefix_hits} tokens found in prefix "
+        f"caches, {report.num_passes} passes",
         "",
     ]
     lines += [f"streams: {fault}" for fault in report.faults]

@@ -19,7 +19,7 @@ import numpy as np
 from foreword.protocols import Logits
 from foreword.types import Sequence, TokenLogprobs
 
-IDENTICAL, NUMERICS, LOGIC = "identical", "near-tie numerics", "logic error"
+NUMERICS, LOGIC, UNEXAMINED = "near-tie numerics", "logic error", "not examined"
 
 # How far rounding may push a logit, as a share of the row's largest magnitude; measured on faults
 # that reorder sums, times ten or more. It only chooses the word in a report.
@@ -59,7 +59,7 @@ class Difference:
     got: str
     margin: float | None = None
     moved: float | None = None
-    verdict: str = LOGIC
+    verdict: str = UNEXAMINED
 
     def __str__(self) -> str:
         parts = [f"{self.case}: {self.what} differs at output position {self.position}"]

@@ -27,16 +27,16 @@ def anti(reference: Reference, vocab_size: int) -> Script:
 
 
 def noisy(reference: Reference, vocab_size: int) -> Script:
-    """Two wrong children at every node of the path, before and after the reference's token, which
-    is itself missing at about one position in five."""
+    """Two wrong children at every node of the path, a likelier and a less likely one, beside the
+    reference's token, which is itself missing at about one position in five."""
     right = right_by_chance(0.8, "noisy")
 
     def script(sequence: Sequence, budget: int) -> Iterable[Node]:
         start, parent, node = sequence.num_output, -1, 0
         for depth, token in enumerate(reference(sequence)[start : start + DEPTH]):
-            yield parent, (token + 1) % vocab_size, 0.8
-            yield parent, token if right(sequence, depth) else (token + 3) % vocab_size, 0.9
-            yield parent, (token + 2) % vocab_size, 0.7
+            yield parent, (token + 1) % vocab_size, 0.9
+            yield parent, token if right(sequence, depth) else (token + 3) % vocab_size, 0.85
+            yield parent, (token + 2) % vocab_size, 0.5
             parent, node = node + 1, node + 3
 
     return script

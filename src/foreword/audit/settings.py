@@ -62,8 +62,8 @@ THOROUGH: Axes = {
 QUICK: Axes = {
     **THOROUGH,
     "drafter": ("none", "ngram", "model", "noisy"),
-    "nodes": (0, 1, 7, 15),
-    "batch": (1, 3, 8),
-    "rows": (5, 16, 64),
+    "nodes": (1, 7, 15),
+    "batch": (1, 2, 5),
+    "rows": (16, 64),
     "threads": (1, 2),
 }

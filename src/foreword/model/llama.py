@@ -34,16 +34,17 @@ class Decoder:
         self.config = config
         self.kernels = kernels
         self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
-        embedding = load("model.embed_tokens.weight")
-        head = embedding if config.tied_head else load("lm_head.weight")
-        self._embedding = kernels.pack_embedding(embedding)
-        self._head = kernels.pack_head(load("model.norm.weight"), head[: self.vocab_size])
-        del embedding, head
         self._layers: list[Packed] = []
-        for index in range(config.num_layers):
-            self._layers.append(kernels.pack_layer(layer_weights(config, load, index)))
-            if progress is not None:
-                progress(index + 1, config.num_layers)
+        with kernels.guard():  # reading weights is arithmetic, too
+            embedding = load("model.embed_tokens.weight")
+            head = embedding if config.tied_head else load("lm_head.weight")
+            self._embedding = kernels.pack_embedding(embedding)
+            self._head = kernels.pack_head(load("model.norm.weight"), head[: self.vocab_size])
+            del embedding, head
+            for index in range(config.num_layers):
+                self._layers.append(kernels.pack_layer(layer_weights(config, load, index)))
+                if progress is not None:
+                    progress(index + 1, config.num_layers)
 
     def forward(self, batch: Batch, kv: KVStore) -> np.ndarray:
         """float32 [len(batch.logit_rows), vocab_size]; writes K and V of every row."""

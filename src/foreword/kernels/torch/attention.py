@@ -1,7 +1,8 @@
 """Ragged tree attention out of fixed-shape pieces: partitions of keys at absolute positions.
 
-Of the partitions a row sees, those it sees whole are *full* and the others (the last, and the first
-under a sliding window) *partial*; which is which depends on the row's own position and window alone.
+Of the partitions a row sees, those it sees whole are *full* and the others (the last, and the
+first under a sliding window) *partial*; which is which depends on the row's own position and
+window alone.
 
 - full:    QUERIES rows that share one partition's slots at a time, one product per KV head.
 - partial: each row with its own copy of the lanes; a lane the row does not see points at the null
@@ -9,9 +10,9 @@ under a sliding window) *partial*; which is which depends on the row's own posit
            between the products.
 
 Each (row, partition) pair is an *entry* of three numbers per head: maximum, sum of exponentials,
-weighted values. A row merges its entries in ascending position. Products and exponentials have one
-shape in every pass, so neither the rows beside it nor their number can reach a row's bits; what runs
-at other shapes is exact in any shape: copies, maxima and single additions and multiplications.
+weighted values. A row merges its entries in ascending position. Products and exponentials have
+one shape in every pass, so neither the rows beside it nor their number can reach a row's bits; what
+runs at other shapes is exact in any shape: copies, maxima, single additions and multiplications.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, workers:
             torch.bmm(weights.view(kv_heads, out.shape[1], -1), v, out=out)
 
     def run_partial(task: PartialTask) -> None:
-        scores = torch.zeros(PARTIALS, *shape, task.hidden.shape[-1], device=query.device)
+        scores = query.new_zeros(PARTIALS, *shape, task.hidden.shape[-1])
         for place, (row, lanes) in enumerate(zip(task.rows, task.lanes, strict=True)):
             k = keys.index_select(0, lanes).float().permute(1, 2, 0)
             torch.bmm(query[row].view(*shape, dim), k, out=scores[place])

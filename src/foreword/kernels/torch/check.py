@@ -24,7 +24,7 @@ def verify_pieces(heads: int, kv_heads: int, dim: int, lanes: int, device: torch
     Position lanes + lanes // 2 sees one partition whole and one in part.
     """
     cached = lanes + lanes // 2
-    random = torch.Generator().manual_seed(0)
+    random = torch.Generator("cpu").manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         made = torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
@@ -42,9 +42,7 @@ def verify_pieces(heads: int, kv_heads: int, dim: int, lanes: int, device: torch
         query = torch.zeros((TILE, heads, dim), dtype=torch.float32, device=device)
         query[:count] = normal(count, heads, dim)
         query[places] = line
-        segment = Segment(
-            (0,) * count, (-1,) * count, cached, np.arange(1, 1 + cached + count), ()
-        )
+        segment = Segment((0,) * count, (-1,) * count, cached, np.arange(1, 1 + cached + count), ())
         pieces = plan_pieces(Batch.of([segment]), None, lanes, device)
         return attend(query, keys, values, pieces, workers)[places]
 

@@ -44,7 +44,7 @@ def column_blocks(columns: int, multiple: int = 1) -> list[tuple[int, int]]:
 
 
 def product(tile: Tensor, weight: Tensor) -> Tensor:
-    """[TILE, in] and [block, in] -> [block, TILE]: weight first, which stock PyTorch does faster."""
+    """[TILE, in] and [block, in] -> [block, TILE]: weight first: stock PyTorch is faster so."""
     return torch.mm(weight, tile.t())
 
 
@@ -92,7 +92,9 @@ def verify_blocks(blocks: Blocks) -> None:
         if part.shape in seen:
             continue
         seen.add(part.shape)
-        rows = torch.randn(TILE, part.shape[1], generator=torch.Generator().manual_seed(0))
+        random = torch.Generator("cpu").manual_seed(0)
+        shape = (TILE, part.shape[1])
+        rows = torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
         tile = rows.to(device=part.device, dtype=part.dtype)
         verify_rows(lambda x, w=part: product(x, w).t(), tile, f"{tuple(part.shape)} {part.dtype}")  # type: ignore[misc]
 

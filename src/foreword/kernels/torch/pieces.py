@@ -1,4 +1,4 @@
-"""Sorts the (row, partition) pairs of a pass into pieces of attention. Integers only, once per pass.
+"""Sorts the (row, partition) pairs of a pass into pieces of attention: integers, once per pass.
 
 Knows lanes and slots, not what is computed with them (`attention.py`).
 """
