@@ -84,11 +84,6 @@ class Job:
     def positions(self) -> int:
         return len(self.prompt) + self.max_tokens
 
-    @property
-    def text(self) -> Job:
-        """What decides the output: everything but priority and salt."""
-        return replace(self, priority=0, salt="")
-
 
 @dataclass(frozen=True)
 class Result:
@@ -109,15 +104,18 @@ class Result:
         ids = tuple(sequence.output_ids)
         return Result(ids, entries, sequence.finish_reason, sequence.stats, sequence)
 
-    def cut(self, count: int) -> Result:
-        """The same output with a smaller max_tokens."""
-        if count >= len(self.token_ids):
-            return self
+    def cut(self, job: Job) -> Result:
+        """This output, ended where `job` ends it: at its first EOS, or at its max_tokens."""
+        found = (at for at, token in enumerate(self.token_ids) if token in job.ends)
+        end = next(found, job.max_tokens)
+        stopped = end < job.max_tokens
+        count = end + 1 if stopped else job.max_tokens
+        assert count <= len(self.token_ids), (count, len(self.token_ids))
         return replace(
             self,
             token_ids=self.token_ids[:count],
             logprobs=self.logprobs[:count],
-            finish_reason="length",
+            finish_reason="stop" if stopped else "length",
         )
 
 
@@ -188,11 +186,14 @@ class Rig:
         return llm
 
     def plain(self, job: Job) -> Result:
-        """The reference: alone, one token at a time. Computed once."""
-        job = job.text
-        if job not in self._known:
-            self._known[job] = plain_with(self, job)
-        return self._known[job]
+        """The reference: alone, one token at a time. Run once for each prompt and way of sampling,
+        without an EOS; an EOS and a smaller max_tokens only cut it (test_naive.py checks that)."""
+        kind = replace(job, priority=0, salt="", max_tokens=0, ends=frozenset())
+        known = self._known.get(kind)
+        if known is None or len(known.token_ids) < job.max_tokens:
+            known = plain_with(self, replace(kind, max_tokens=job.max_tokens))
+            self._known[kind] = known
+        return known.cut(job)
 
     def answers(self, jobs: SequenceOf[Job], extra: int = 0) -> Reference:
         """For scripted drafters: what each job will emit, and `extra` tokens that could follow. The

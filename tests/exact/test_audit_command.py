@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ def test_bad_input_is_named(model, change: dict[str, Any], error, named):
 
 
 @pytest.fixture(scope="module")
-def content(model: str) -> Iterator[dict[str, Any]]:
+def content(model: str) -> dict[str, Any]:
     """What `generate --json` prints, of speculated runs: greedy, sampled, stopped, chat."""
     llm = LLM(model, threads=1, speculative_config={"method": "ngram"})
     params = [
@@ -126,7 +125,7 @@ def content(model: str) -> Iterator[dict[str, Any]]:
         for number, each in enumerate(results)
         for output in each.outputs
     ]
-    yield json.loads(json.dumps({"drafter": "ngram", "outputs": outputs}))
+    return json.loads(json.dumps({"drafter": "ngram", "outputs": outputs}))
 
 
 def replayed(model: str, tmp_path: Path, content: Any, capsys, **change: Any) -> tuple[int, str]:

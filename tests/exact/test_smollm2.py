@@ -61,7 +61,7 @@ def test_a_few_questions_drafted_in_a_batch_equal_each_alone(numerics: str, limi
     """V01 and V39 on a real model: greedy and sampled together, n-grams and a tree, small chunks."""
     target = smollm2(numerics)
     count = 2 if numerics == "float32" else 1
-    jobs = questions(count, limit, 60) + questions(count, limit, 60, **SAMPLED)
+    jobs = questions(count, limit, 52) + questions(count, limit, 52, **SAMPLED)
     summary(
         f"ngram, {numerics}",
         target.exact(jobs, method="ngram", tree="best_first", nodes=12, batch=3, rows=48),
@@ -71,7 +71,7 @@ def test_a_few_questions_drafted_in_a_batch_equal_each_alone(numerics: str, limi
 def test_right_and_wrong_drafts_on_a_real_model() -> None:
     """V01: drafts that are right by chance, so that every length of accepted path occurs."""
     target = smollm2()
-    jobs = questions(2, 16, 60)
+    jobs = questions(2, 16, 52)
     script = chain(target.answers(jobs), 5, right_by_chance(0.7), target.vocab_size)
     results = target.exact(jobs, script=script, k=5, batch=2)
     summary("scripted", results)

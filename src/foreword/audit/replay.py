@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from foreword.build import NUMERICS_VERSION, Progress
 from foreword.config import from_options
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.llm import LLM
+from foreword.model.weights.open import open_checkpoint
 from foreword.outputs import CompletionOutput, Logprob
 from foreword.receipt import ids_sha256
 from foreword.text.template import encode_chat
@@ -97,19 +98,26 @@ def replay(
     model: str,
     records: SequenceOf[Record],
     prompt: str | None = None,
+    revision: str | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Replayed]:
     """Yields one outcome per record; results of one numerics share a loaded model."""
+    sha256 = open_checkpoint(model, revision, progress).fingerprint()
     llm, loaded = None, None
     try:
         for record in records:
+            found = mismatches(record.receipt, sha256)
+            if found:
+                problem = "cannot be re-derived here: " + "; ".join(found)
+                yield Replayed(record.name, 0, problem, notes(record.receipt))
+                continue
             wanted = engine_options(record.receipt)
             if wanted != loaded:
                 if llm is not None:
                     llm.close()
                 llm, loaded = None, None  # released before the next is loaded
-                llm = LLM(model, **wanted, threads=threads, progress=progress)
+                llm = LLM(model, **wanted, revision=revision, threads=threads, progress=progress)
                 loaded = wanted
             assert llm is not None
             yield _replay_one(llm, record, prompt)
@@ -140,23 +148,25 @@ def mismatches(receipt: Mapping[str, Any], model_sha256: str) -> list[str]:
         ("model sha256", receipt["model"]["sha256"], model_sha256),
         ("machine type", receipt["machine"], machine.machine_type()),
     ]
-    return [f"{what} is {theirs} in the receipt, {ours} here" for what, theirs, ours in pairs
-            if theirs != ours]  # fmt: skip
+    return [
+        f"{what} is {theirs} in the receipt, {ours} here"
+        for what, theirs, ours in pairs
+        if theirs != ours
+    ]
+
+
+def notes(receipt: Mapping[str, Any]) -> tuple[str, ...]:
+    """Another version of the code may give the same bits: said, not held against it."""
+    made, here = receipt.get("foreword"), __version__
+    return () if made == here else (f"made by foreword {made}, this is {here}",)
 
 
 def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
     receipt = record.receipt
-    version = receipt.get("foreword")
-    notes = (
-        () if version == __version__ else (f"made by foreword {version}, this is {__version__}",)
-    )
 
     def outcome(problem: str | None, num_tokens: int = 0) -> Replayed:
-        return Replayed(record.name, num_tokens, problem, notes)
+        return Replayed(record.name, num_tokens, problem, notes(receipt))
 
-    found = mismatches(receipt, llm.built.checkpoint.fingerprint())
-    if found:
-        return outcome("cannot be re-derived here: " + "; ".join(found))
     try:
         prompt_ids = find_prompt(llm.tokenizer, record, prompt)
     except RequestError as error:
@@ -177,8 +187,6 @@ def sampling_params(receipt: Mapping[str, Any]) -> SamplingParams:
     options = {**receipt["sampling"], "seed": receipt["seed"], "n": 1, "logprobs": 2}
     if receipt.get("finish_reason") in CUT:
         options["max_tokens"] = receipt["num_tokens"]
-    known = {item.name for item in fields(SamplingParams)}
-    assert {"seed", "n", "logprobs", "max_tokens"} <= known
     params: SamplingParams = from_options(SamplingParams, options, "the sampling of a receipt")
     return params
 
