@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
-
 from harness import COMPARED
 
 

@@ -171,6 +171,10 @@ def test_a_chat_receipt_takes_the_message_as_prompt(model, tmp_path, content, ca
         (("numerics_version",), 0, "numerics version is 0"),
         (("machine",), "riscv64", "machine type is riscv64"),
         (("model", "sha256"), "0" * 64, "model sha256"),
+        (("model", "eos_ids"), [7], "model eos_ids"),
+        (("model", "vocab_size"), 3, "model vocab_size"),
+        (("build", "torch"), "1.0", "torch is 1.0"),
+        (("build", "MKL_CBWR"), "COMPATIBLE", "MKL_CBWR is COMPATIBLE"),
     ],
 )
 def test_what_cannot_be_re_derived_here_is_named(

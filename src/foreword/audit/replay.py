@@ -16,10 +16,12 @@ from typing import Any
 
 from foreword import machine
 from foreword.audit.compare import LOGIC, NUMERICS, ROUNDING
-from foreword.build import NUMERICS_VERSION, Progress
+from foreword.build import NUMERICS_VERSION, Progress, load_tokenizer
 from foreword.config import from_options
 from foreword.errors import ConfigError, ForewordError, RequestError
+from foreword.kernels._host import arithmetic_build
 from foreword.llm import LLM
+from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.open import open_checkpoint
 from foreword.outputs import CompletionOutput, Logprob
 from foreword.receipt import ids_sha256
@@ -85,7 +87,7 @@ def _entries(content: Any) -> Iterator[Mapping[str, Any]]:
 
 def _record(entry: Mapping[str, Any], number: int) -> Record:
     receipt = entry.get("receipt", entry)
-    for key in ("numerics_version", "model", "numerics", "machine", "seed", "sampling",
+    for key in ("numerics_version", "model", "numerics", "machine", "build", "seed", "sampling",
                 "max_model_len", "prompt_sha256", "num_tokens", "tokens_sha256"):  # fmt: skip
         if key not in receipt:
             raise ConfigError(f"the receipt of output {number} has no {key!r}; it is not complete")
@@ -103,11 +105,11 @@ def replay(
     progress: Progress | None = None,
 ) -> Iterator[Replayed]:
     """Yields one outcome per record; results of one numerics share a loaded model."""
-    sha256 = open_checkpoint(model, revision, progress).fingerprint()
+    here = facts(open_checkpoint(model, revision, progress))
     llm, loaded = None, None
     try:
         for record in records:
-            found = mismatches(record.receipt, sha256)
+            found = mismatches(record.receipt, here)
             if found:
                 problem = "cannot be re-derived here: " + "; ".join(found)
                 yield Replayed(record.name, 0, problem, notes(record.receipt))
@@ -141,18 +143,27 @@ def engine_options(receipt: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def mismatches(receipt: Mapping[str, Any], model_sha256: str) -> list[str]:
+def facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a receipt says of its model, of the model given now."""
+    num_tokens = load_tokenizer(checkpoint).vocab_size
+    return {
+        "sha256": checkpoint.fingerprint(),
+        "vocab_size": min(num_tokens, checkpoint.config.vocab_size),
+        "eos_ids": sorted(checkpoint.eos_ids),
+    }
+
+
+def mismatches(receipt: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     """What the tokens depend on and is not the same here, one line each."""
+    build = arithmetic_build(receipt["numerics"]["device"])
+    theirs, ours = receipt["build"], dict(build)
     pairs = [
         ("numerics version", receipt["numerics_version"], NUMERICS_VERSION),
-        ("model sha256", receipt["model"]["sha256"], model_sha256),
         ("machine type", receipt["machine"], machine.machine_type()),
+        *((f"model {key}", receipt["model"].get(key), value) for key, value in model.items()),
+        *((key, theirs.get(key), ours.get(key)) for key in sorted({*theirs, *ours})),
     ]
-    return [
-        f"{what} is {theirs} in the receipt, {ours} here"
-        for what, theirs, ours in pairs
-        if theirs != ours
-    ]
+    return [f"{what} is {old} in the receipt, {new} here" for what, old, new in pairs if old != new]
 
 
 def notes(receipt: Mapping[str, Any]) -> tuple[str, ...]:
