@@ -1,11 +1,13 @@
-"""What the golden files hold and how it is computed. `python tests/exact/golden.py` records anew.
+"""What the golden files hold and how it is computed.
 
-    sampler.json    token streams of the sampler on rows of exact binary fractions: no matrix product
-                    and no C library in them, so they are the same on every machine
+    PYTHONPATH=src:tests python tests/exact/golden.py      records anew
+
+    sampler.json    token streams of the sampler on rows of exact binary fractions: no matrix
+                    product and no C library in them, so they are the same on every machine
     margins.json    greedy streams of T in float32 with the margin of the two best tokens: every
                     machine and backend agrees up to the first small margin
-    machines.json   by machine type, torch version, backend and numerics: streams of T, and a hash of
-                    the logit row at every position; here no bit may move unless NUMERICS_VERSION does
+    machines.json   by machine type, torch version, backend and numerics: streams of T, and a hash
+                    of the logit row at every position; no bit may move unless NUMERICS_VERSION does
 
 A commit marked as a refactor may not change any of them.
 """
@@ -14,18 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"
-if __name__ == "__main__":  # pytest sets the path itself
-    sys.path[:0] = [str(FOLDER.parents[1]), str(FOLDER.parents[2] / "src")]
-
 import torch
 from harness import Job, plain_with, prompt, rig
 
@@ -35,6 +31,7 @@ from foreword.sample.noise import philox
 from foreword.sample.sampler import GumbelSampler
 from foreword.types import Choice, SamplingParams
 
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"
 SMALL_MARGIN = 1e-3  # far above what another machine's rounding moves a float32 logit of T
 BACKENDS = [("torch", "float32"), ("torch", "bfloat16"), ("reference", "float32")]
 SAMPLINGS: dict[str, dict[str, Any]] = {

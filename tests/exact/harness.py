@@ -1,9 +1,9 @@
 """Jobs, engines of any setting around one loaded model, and a comparison without tolerance.
 
-A `Rig` loads a checkpoint once. `plain(job)` is the reference of the cases: the job alone, no drafts,
-no prefix cache, its prompt in one chunk. `run(jobs, ...)` runs jobs together under whatever setting a
-test asks for, and `same(jobs, results)` compares token ids, logprobs (every bit) and finish reasons.
-What was compared is counted in COMPARED, per test file; conftest.py prints it.
+A `Rig` loads a checkpoint once. `plain(job)` is the reference of the cases: the job alone, no
+drafts, no prefix cache, its prompt in one chunk. `run(jobs, ...)` runs jobs together under whatever
+setting a test asks for, and `same(jobs, results)` compares token ids, logprobs (every bit) and
+finish reasons. What was compared is counted in COMPARED, per test file; conftest.py prints it.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class Rig:
         model: Any = None,
         sampler: Sampler | None = None,
     ) -> Engine:
-        """k: longest draft path. nodes: draft nodes per pass over the whole batch, default k for each
-        sequence. slots: KV positions. model: a stand-in for the target."""
+        """k: longest draft path. nodes: draft nodes per pass over the whole batch, default k for
+        each sequence. slots: KV positions. model: a stand-in for the target."""
         method = "scripted" if script is not None else "model" if draft is not None else method
         target = model or self.model
         sampler = sampler or GumbelSampler()

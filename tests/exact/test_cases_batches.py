@@ -33,7 +33,8 @@ def test_v11_eight_rows_half_repetitive_in_any_order(drafter: str) -> None:
 @pytest.mark.parametrize("store", ["paged", "dense"])
 @pytest.mark.parametrize("steps", [8, pytest.param(30, marks=slow)])
 def test_v12_ragged_acceptance_follows_the_script(store: str, steps: int) -> None:
-    """V12: row 0 accepts all K, row 1 none, row 2 two and then one and two in turn, for 30 steps."""
+    """V12: row 0 accepts all K, row 1 none, row 2 two and then one and two in turn, for 30
+    steps."""
     target, k = rig(), 4
     jobs = [
         Job(prompt(5), steps * (k + 1)),
@@ -60,8 +61,8 @@ def test_v12_ragged_acceptance_follows_the_script(store: str, steps: int) -> Non
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 6])
 def test_v13_one_row_ends_early_and_its_seat_is_taken(step: int) -> None:
-    """V13: one row meets its EOS at step j (K 4); the others, and the one that takes the seat in the
-    same step, are as they are alone. Both finishing orders."""
+    """V13: one row meets its EOS at step j (K 4); the others, and the one that takes the seat in
+    the same step, are as they are alone. Both finishing orders."""
     target, k = rig(), 4
     jobs = [Job(prompt(4 + 7 * n, n), 20, temperature=n % 2, seed=n) for n in range(5)]
     jobs[0] = declared(target, replace(jobs[0], temperature=1.0, seed=3), step - 1)

@@ -93,8 +93,8 @@ class RowHashes(GumbelSampler):
 @pytest.mark.parametrize("numerics", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("count", "limit"), [(10, 6), pytest.param(1000, 2, marks=slow)])
 def test_v02_verify_rows_equal_decode_rows(numerics: str, count: int, limit: int) -> None:
-    """V02, V66: the whole logit row at every output position, hashed: alone and plain against chains,
-    trees and a batch of ragged lengths; so no arg-max can flip."""
+    """V02, V66: the whole logit row at every output position, hashed: alone and plain against
+    chains, trees and a batch of ragged lengths; so no arg-max can flip."""
     target = rig(numerics)
     jobs = [Job(prompt(1 + 5 * n % 90, n), limit, seed=n, logprobs=None) for n in range(count)]
     known = RowHashes()

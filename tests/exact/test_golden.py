@@ -1,7 +1,7 @@
 """Golden streams: what Foreword gave when they were recorded it gives today. See golden.py.
 
 A difference is a change of bits. If it was meant, raise NUMERICS_VERSION and record anew
-(`python tests/exact/golden.py`); if not, it is a bug.
+(golden.py); if not, it is a bug.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from foreword.kernels.torch.linear import (
     tasks,
     to_tiles,
     verify_blocks,
-    verify_rows,
 )
 from foreword.kernels.torch.pieces import Pieces, plan_pieces
 from foreword.kernels.torch.workers import Workers
@@ -104,7 +103,7 @@ class TorchKernels:
         self.dtype = torch.float32 if numerics == "float32" else torch.bfloat16
         self.workers = Workers(threads if self.device.type == "cpu" else 1)
         self.cos, self.sin = (part.to(self.device) for part in (rotary.cos, rotary.sin))
-        self._verified: set[tuple[int, ...]] = set()
+        self._verified: set[tuple[torch.Size, torch.dtype]] = set()
         with self.guard():
             verify_pieces(
                 config.num_heads, config.num_kv_heads, config.head_dim, partition, self.device
@@ -117,6 +116,7 @@ class TorchKernels:
         self.workers.close()
 
     def set_threads(self, threads: int) -> None:
+        self.workers.check_open()
         self.workers.close()
         self.workers = Workers(threads if self.device.type == "cpu" else 1)
 
@@ -188,10 +188,12 @@ class TorchKernels:
         return self._vector(torch.cat(rows))
 
     def _verify(self, blocks: Blocks) -> None:
-        fresh = tuple(part for part in blocks.parts if tuple(part.shape) not in self._verified)
+        """Prove each (shape, dtype) once: a product of another dtype is another kernel."""
+        kinds = {(part.shape, part.dtype): part for part in blocks.parts}
+        fresh = {kind: part for kind, part in kinds.items() if kind not in self._verified}
         with self.guard():
-            verify_blocks(Blocks(fresh, (), 0))
-        self._verified.update(tuple(part.shape) for part in fresh)
+            verify_blocks(Blocks(tuple(fresh.values()), (), 0))
+        self._verified.update(fresh)
 
     # -- one pass -------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class TorchKernels:
     def attend_input(
         self, layer: Layer, hidden: Tensor, step: Step, keys: Tensor, values: Tensor
     ) -> Tensor:
-        config, rows = self.config, step.batch.num_rows
+        config = self.config
         normed = self._per_tile(
             lambda tile: self._norm(tile, layer.attention_norm).to(self.dtype), hidden
         )
@@ -237,7 +239,6 @@ class TorchKernels:
             values[here] = v[: len(here)].to(values.dtype)
 
         self.workers.each(split, range(hidden.shape[0]))
-        assert query.shape[0] * TILE >= rows
         return query.view(-1, heads, dim)
 
     def attend(
@@ -314,8 +315,4 @@ def make(
     device: str = "cpu",
     threads: int = 1,
 ) -> TorchKernels:
-    kernels = TorchKernels(config, numerics, rotary, device, threads)
-    return kernels
-
-
-__all__ = ["TorchKernels", "make", "verify_rows"]
+    return TorchKernels(config, numerics, rotary, device, threads)
