@@ -7,7 +7,8 @@ from typing import Any
 
 from foreword.errors import ConfigError
 
-NUMERICS = ("float32", "bfloat16")
+NUMERICS = ("float32", "bfloat16", "a16", "a8")
+QUANTIZATIONS = ("int8", "int4")
 
 # Names of drafters in other engines, in lower case.
 METHODS = {"draft_model": "model", "standalone": "model", "prompt_lookup": "ngram"}
@@ -60,12 +61,13 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything an engine is built from. `model`, `numerics`, `backend` and the KV format decide
-    bits; nothing else here may."""
+    """Everything an engine is built from. `model`, `quantization`, `numerics`, `backend` and the KV
+    format decide bits; nothing else here may."""
 
     model: str
     revision: str | None = None
     numerics: str = "float32"
+    quantization: str | None = None  # int8 | int4: quantise the matrices while they are loaded
     backend: str = "torch"
     device: str = "cpu"
     threads: int | None = None  # None = affinity, cgroup quota, OMP_NUM_THREADS
@@ -78,6 +80,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         one_of(self, "numerics", NUMERICS)
+        if self.quantization is not None:
+            one_of(self, "quantization", QUANTIZATIONS)
         one_of(self, "generation_config", ("auto", "none"))
         for name in ("threads", "max_model_len"):
             if getattr(self, name) is not None:

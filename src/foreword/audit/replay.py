@@ -123,6 +123,7 @@ def engine_options(receipt: Mapping[str, Any]) -> dict[str, Any]:
     numerics = receipt["numerics"]
     return {
         "numerics": numerics["mode"],
+        "quantization": numerics.get("quantization"),
         "backend": numerics["backend"],
         "device": numerics["device"],
         "max_model_len": receipt["max_model_len"],

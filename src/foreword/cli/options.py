@@ -106,7 +106,11 @@ class EngineOptions:
         ),
     ] = None
     numerics: Annotated[
-        str | None, _text("--numerics", "float32 or bfloat16. Decides bits.", _ENGINE)
+        str | None, _text("--numerics", "float32, bfloat16, a16 or a8. Decides bits.", _ENGINE)
+    ] = None
+    quantization: Annotated[
+        str | None,
+        _text("--quantization", "int8 or int4: quantise at load. Decides bits.", _ENGINE),
     ] = None
     backend: Annotated[
         str | None, _text("--backend", "torch or reference. Decides bits.", _ENGINE)
@@ -170,6 +174,7 @@ def llm_arguments(options: EngineOptions, seed: int | None = None) -> dict[str, 
         name: getattr(options, name)
         for name in (
             "numerics",
+            "quantization",
             "backend",
             "device",
             "threads",
