@@ -1,7 +1,4 @@
-"""Complete a batch with speculation, and read what it cost.
-
-    .venv/bin/python examples/generate.py
-"""
+"""Complete a batch with speculation, and read what it cost: .venv/bin/python THIS_FILE."""
 
 from foreword import LLM, SamplingParams
 

@@ -61,8 +61,11 @@ class Machine:
         return sequence
 
     def abort(self, name: str) -> None:
-        sequence = self.scheduler.abort(name)
-        if sequence is not None and name in self.writer.held:
+        """Cut a request wherever it is; nothing if it is nowhere."""
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            if sequence.id == name:
+                self.scheduler.finish(sequence)
+        if name in self.writer.held:
             self.writer.free(name)
         self.store.check()
 
@@ -126,7 +129,7 @@ class Machine:
     def check(self, plan: Plan, draft_budget: int, max_per_sequence: int) -> None:
         """What every plan promises."""
         scheduler, order = self.scheduler, self.scheduler.order
-        assert plan.num_certain + plan.draft_total <= scheduler.max_rows
+        assert sum(entry.count for entry in plan.entries) + plan.draft_total <= scheduler.max_rows
         assert plan.draft_total <= draft_budget
         assert plan.draft_total <= sum(entry.draft_limit for entry in plan.entries)
         assert len(scheduler.running) <= scheduler.max_running

@@ -11,7 +11,7 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foreword import machine
@@ -20,8 +20,8 @@ from foreword.config import EngineConfig, from_options
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError
-from foreword.kernels.ops import QUANTISED, Kernels, RotaryTable, WholePass
-from foreword.kv.pool import FORMATS, KVPool, bytes_per_slot
+from foreword.kernels.ops import QUANTISED, Kernels, RotaryTable, WholePass, require_device
+from foreword.kv.pool import FORMATS, KVPool, available_bytes, bytes_per_slot
 from foreword.model.config import ModelConfig
 from foreword.model.llama import Decoder
 from foreword.model.rope import inverse_frequencies
@@ -66,6 +66,7 @@ class Built:
     engine: Engine
     config: EngineConfig
     checkpoint: Checkpoint
+    fingerprint: str  # sha256 of the weights and shape that were loaded
     tokenizer: Tokenizer
     context: int  # positions a request may use, prompt and output together
     vocab_size: int  # ids with a text
@@ -75,42 +76,34 @@ class Built:
 
 
 def build(config: EngineConfig, progress: Progress | None = None) -> Built:
-    """Open, check, fit, load. Every error comes before anything is served."""
-    drafting = member("draft", config.speculative.method)
+    """Check names and options, open, fit, load: every error comes before anything is served."""
+    drafting, drafter_config = check_names(config)
     needs_model = "own_kv" in drafting.needs
-    if needs_model != (config.speculative.model is not None):
-        raise ConfigError(
-            f"drafter {config.speculative.method!r} "
-            + ("needs --draft-model" if needs_model else "takes no draft model; drop --draft-model")
-        )
     checkpoint = open_model(config, config.model, config.revision, progress)
     tokenizer = load_tokenizer(checkpoint)
     context = _context(config, checkpoint.config)
     draft = open_draft(config, checkpoint, tokenizer, progress) if needs_model else None
     shared = draft is not None and draft.files == checkpoint.files
     slots = _slots(config, context, [checkpoint] + ([draft] if draft else []), shared)
+    fingerprint = checkpoint.fingerprint()  # of the files as they are now, while they are loaded
 
     model = load_model(config, checkpoint, tokenizer.vocab_size, context, progress)
-    kv = make_store(config, checkpoint, slots)
     sampler = GumbelSampler()
-    draft_context = DraftContext(config.speculative.num_speculative_tokens, model.vocab_size)
     draft_model = None
+    draft_context = DraftContext(config.speculative.num_speculative_tokens, model.vocab_size)
     if draft is not None:
-        draft_model = (
-            model if shared else load_model(config, draft, tokenizer.vocab_size, context, progress)
-        )
-        draft_context = DraftContext(
-            draft_context.max_depth,
-            model.vocab_size,
-            draft_model,
-            make_store(config, draft, slots),
-            sampler,
-        )
-    drafter = make_drafter(config.speculative.method, config.speculative.options, draft_context)
+        draft_model = model
+        if not shared:
+            draft_model = load_model(config, draft, tokenizer.vocab_size, context, progress)
+        draft_kv = make_store(config, draft, slots)
+        draft_context = replace(draft_context, model=draft_model, kv=draft_kv, sampler=sampler)
+    drafter: Drafter = drafting.make(drafter_config, draft_context)
+    kv = make_store(config, checkpoint, slots)
     return Built(
         engine=assemble(config, model, kv, drafter, sampler),
         config=config,
         checkpoint=checkpoint,
+        fingerprint=fingerprint,
         tokenizer=tokenizer,
         context=context,
         vocab_size=model.vocab_size,
@@ -118,6 +111,26 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         close=closing(model, draft_model),
         defaults=checkpoint.generation if config.generation_config == "auto" else {},
     )
+
+
+def check_names(config: EngineConfig) -> tuple[Any, Any]:
+    """Every name and drafter option, before a file is opened: the drafter's module and config."""
+    plan = config.speculative
+    for family, name in (
+        ("tree", plan.tree),
+        ("kv", config.cache.store),
+        ("kernels", config.backend),
+    ):
+        member(family, name)
+    require_device(config.device)
+    drafting = member("draft", plan.method)
+    if ("own_kv" in drafting.needs) != (plan.model is not None):
+        raise ConfigError(
+            f"drafter {plan.method!r} takes no draft model; drop --draft-model"
+            if plan.model is not None
+            else f"drafter {plan.method!r} needs a draft model; name one with --draft-model"
+        )
+    return drafting, from_options(drafting.Config, plan.options, f"drafter {plan.method!r}")
 
 
 def closing(*models: Decoder | None) -> Callable[[], None]:
@@ -255,8 +268,8 @@ def _slots(config: EngineConfig, context: int, checkpoints: list[Checkpoint], sh
         )
         for one in checkpoints
     )
+    available = available_bytes(config.device)
     if config.cache.memory is None:
-        available = machine.available_memory()
         share = most if available is None else int(available * KV_SHARE) // per_slot
         slots = max(least, min(most, share // block * block))
     else:
@@ -267,9 +280,8 @@ def _slots(config: EngineConfig, context: int, checkpoints: list[Checkpoint], sh
                 f"of {context} needs {least * per_slot} bytes; raise it or lower max_model_len"
             )
     weights = sum(weight_bytes(config, one) for one in checkpoints[: 1 if shared else None])
-    require_memory(
-        weights + slots * per_slot, f"{config.model} with a KV cache of {slots} positions"
-    )
+    what = f"{config.model} with a KV cache of {slots} positions"
+    require_memory(weights + slots * per_slot, available, what)
     return slots
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from foreword.errors import ConfigError
+from foreword.types import MAX_SEED
 
 NUMERICS = ("float32", "bfloat16", "a16", "a8")
 QUANTIZATIONS = ("int8", "int4")
@@ -17,7 +18,7 @@ METHODS = {"draft_model": "model", "standalone": "model", "prompt_lookup": "ngra
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """max_num_batched_tokens: rows in one pass at most (prefill chunks + tree nodes).
-    max_num_seqs: requests running at once. max_num_waiting: queue length, None = unbounded."""
+    max_num_seqs: requests running at once."""
 
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 256
@@ -38,6 +39,9 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         positive(self, "block_size")
+        flag(self, "enable_prefix_caching")
+        if self.memory is not None:
+            positive(self, "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,12 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything an engine is built from. `model`, `quantization`, `numerics`, `backend` and the KV
-    format decide bits; nothing else here may."""
+    """Everything an engine is built from.
+
+    Model, revision, quantization, numerics, backend, device and generation_config decide what a
+    request's tokens are, max_model_len where they end, seed which stream one without a seed gets.
+    threads, scheduler, cache and speculative decide how fast, and nothing else.
+    """
 
     model: str
     revision: str | None = None
@@ -73,7 +81,7 @@ class EngineConfig:
     threads: int | None = None  # None = affinity, cgroup quota, OMP_NUM_THREADS
     max_model_len: int | None = None
     generation_config: str = "auto"  # auto | none
-    seed: int | None = None  # for requests without one: request i gets derive(seed, i)
+    seed: int | None = None  # for requests that bring none; see sample.noise.request_seed
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
@@ -86,6 +94,8 @@ class EngineConfig:
         for name in ("threads", "max_model_len"):
             if getattr(self, name) is not None:
                 positive(self, name)
+        if self.seed is not None:
+            whole(self, "seed", 0, MAX_SEED)
 
 
 def positive(config: Any, *names: str) -> None:
@@ -93,6 +103,17 @@ def positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}")
+
+
+def whole(config: Any, name: str, low: int, high: int) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number {low} to {high}, got {value!r}")
+
+
+def flag(config: Any, name: str) -> None:
+    if not isinstance(getattr(config, name), bool):
+        raise ConfigError(f"{name} must be true or false, got {getattr(config, name)!r}")
 
 
 def one_of(config: Any, name: str, allowed: tuple[str, ...]) -> None:

@@ -64,9 +64,10 @@ class Engine:
         return sequence
 
     def abort(self, sequence: Sequence) -> None:
-        """Cut a request at its last emitted token; a finished one stays as it is."""
-        if sequence.finish_reason is None:
-            self._leave(sequence, "abort")
+        """Cut a request at its last emitted token; one that has left stays as it is."""
+        scheduler = self.parts.scheduler
+        if sequence in scheduler.running or sequence in scheduler.waiting:
+            self._leave(sequence, sequence.finish_reason or "abort")
 
     @property
     def has_work(self) -> bool:
@@ -136,15 +137,18 @@ class Engine:
         return outcomes
 
     def _walk(self, sequence: Sequence, tree: DraftTree, logits: np.ndarray) -> Verdict:
+        before = len(sequence.token_ids)
         try:
             verdict = self.parts.acceptor.accept(tree, logits, self._chooser(sequence))
         except ForewordError as error:  # this request's own trouble; the others go on
             sequence.error, sequence.finish_reason = error, "error"
-            return Verdict((), (), 0, True)
-        sequence.sources += guessed_by(tree, verdict)
-        drafted, accepted = tree.num_drafted, verdict.num_accepted
+            verdict = Verdict((), (), 0, True)
+        emitted = sequence.token_ids[before:]
+        sources = guessed_by(tree, emitted)
+        sequence.sources += sources
+        accepted = sum(source != "" for source in sources)
         for stats in (sequence.stats, self.stats):
-            stats.add(drafted, accepted, len(verdict.tokens))
+            stats.add(tree.num_drafted, accepted, len(emitted))
         return verdict
 
     def _chooser(self, sequence: Sequence) -> Callable[[np.ndarray], tuple[int, bool]]:
@@ -171,10 +175,8 @@ class Engine:
     def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self._end_draft(sequence)
-        holds_room = sequence in self.parts.scheduler.running
         self.parts.scheduler.finish(sequence)
-        if holds_room:
-            self.parts.kv.free(sequence.id)
+        self.parts.kv.free(sequence.id)
 
     def _end_draft(self, sequence: Sequence) -> None:
         if sequence.id in self._drafting:
@@ -182,11 +184,11 @@ class Engine:
             self.parts.drafter.end(sequence)
 
 
-def guessed_by(tree: DraftTree, verdict: Verdict) -> list[str]:
+def guessed_by(tree: DraftTree, tokens: SequenceOf[int]) -> list[str]:
     """Per emitted token: the source of the node that held it, "" for the target's own."""
     node: int | None = 0
     sources = []
-    for token in verdict.tokens:
+    for token in tokens:
         node = None if node is None else tree.child(node, token)
         sources.append("" if node is None else tree.sources[node])
     return sources

@@ -10,48 +10,28 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
-from threading import RLock
+from threading import Lock
+from types import TracebackType
 from typing import Any
 
+from foreword import prompts as forms
 from foreword.build import Built, Progress, build
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, read_speculative_config
 from foreword.errors import ConfigError, RequestError
-from foreword.outputs import CompletionOutput, RequestOutput, logprob_table, speculation_metrics
+from foreword.outputs import CompletionOutput, RequestOutput, Sample, completion
+from foreword.prompts import Prompt
 from foreword.receipt import make_receipt
-from foreword.sample.noise import derive, fresh_seed
+from foreword.sample.noise import derive, fresh_seed, request_seed
 from foreword.text.stops import split_stops
 from foreword.text.stream import TextStream
 from foreword.text.template import encode_chat
-from foreword.types import Request, SamplingParams, Sequence
+from foreword.types import Request, SamplingParams
 
-Prompt = str | SequenceOf[int]
 Messages = SequenceOf[Mapping[str, Any]]
 
 
-@dataclass(slots=True, eq=False)
-class Sample:
-    """One sequence, its text so far, and when things happened (seconds of a monotonic clock)."""
-
-    sequence: Sequence
-    stream: TextStream
-    index: int
-    chat_date: str | None
-    started: float = field(default_factory=time.monotonic)
-    first: float | None = None
-    ended: float | None = None
-
-    def mark(self) -> None:
-        now = time.monotonic()
-        if self.first is None and self.sequence.num_output:  # a prefill chunk emits nothing
-            self.first = now
-        if self.sequence.finish_reason is not None:
-            self.stream.finish()
-            self.ended = now
-
-
 class LLM:
-    """A model, ready to generate.
+    """A model, ready to generate. May be used from several threads, and as a context manager.
 
     model: a Hugging Face folder, a .gguf file, `org/name`, or a built-in name. speculative_config:
     {"method": ..., "model": ..., "num_speculative_tokens": ..., ...} or None for the default;
@@ -99,8 +79,9 @@ class LLM:
         self.built: Built = build(config, progress)
         self.engine = self.built.engine
         self.tokenizer = self.built.tokenizer
-        self._count = itertools.count()
-        self._lock = RLock()
+        self._numbers = itertools.count()
+        self._live: dict[str, Sample] = {}  # by sequence id: whoever steps marks everybody's
+        self._lock = Lock()  # held for one step at a time
 
     def generate(
         self,
@@ -114,10 +95,10 @@ class LLM:
         sampling_params: one for all, or one per prompt. A bad prompt raises RequestError before
         anything runs. A request that fails on its own ends with finish_reason "error".
         """
-        texts = _as_list(prompts)
-        ids = [self._encode(prompt, place) for place, prompt in enumerate(texts)]
-        named = [prompt if isinstance(prompt, str) else None for prompt in texts]
-        return self._run(named, ids, sampling_params, None, progress)
+        listed = forms.as_list(prompts)
+        ids = [self._encode(prompt, place) for place, prompt in enumerate(listed)]
+        texts = [forms.text_of(prompt) for prompt in listed]
+        return self._run(texts, ids, sampling_params, None, progress)
 
     def chat(
         self,
@@ -145,7 +126,10 @@ class LLM:
             "strict": strict,
             "date": date,
         }
-        ids = [self.encode_chat(talk, **options) for talk in talks]
+        ids = [
+            self._encode(self.encode_chat(talk, **options), place)
+            for place, talk in enumerate(talks)
+        ]
         return self._run([None] * len(ids), ids, sampling_params, date, progress)
 
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
@@ -155,67 +139,43 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams, chat_date: str | None = None
     ) -> Iterator[tuple[str, Sample]]:
-        """Yield (new text, sample) after each step of one request; closing it aborts it."""
-        with self._lock:
-            (sample,) = self._submit(self._encode(prompt, 0), sampling_params, chat_date)
-            try:
-                while sample.sequence.finish_reason is None:
-                    self.engine.step()
-                    sample.mark()
-                    yield sample.stream.take(), sample
-            finally:
-                self.engine.abort(sample.sequence)
-                sample.mark()
+        """Yield (new text, sample) as one request goes on; closing the iterator aborts it."""
+        if sampling_params.n != 1:
+            raise RequestError(f"a stream has one sample, got n = {sampling_params.n}", "n")
+        ids = self._encode(prompt, 0)
+        (sample,) = self._submit(ids, sampling_params, chat_date)
+        try:
+            while sample.ended is None:
+                self._step(sample)
+                yield sample.stream.take(), sample
+            if rest := sample.stream.take():  # another caller's step ended it
+                yield rest, sample
+        finally:
+            self._retire([sample])
 
     def result(self, sample: Sample) -> CompletionOutput:
         """A finished (or cut) sample as the user sees it."""
-        sequence = sample.sequence
-        ended = sample.ended or time.monotonic()
-        first = sample.first or ended
-        decode = ended - first
-        metrics: dict[str, Any] = {
-            "time_to_first_token_ms": (first - sample.started) * 1e3,
-            "generation_time_ms": (ended - sample.started) * 1e3,
-            "tokens_per_second": (sequence.num_output - 1) / decode if decode > 0 else None,
-            "speculative_decoding": speculation_metrics(sequence.stats),
-        }
-        return CompletionOutput(
-            index=sample.index,
-            text=sample.stream.text,
-            token_ids=sequence.output_ids,
-            logprobs=logprob_table(sequence, self.tokenizer.token_text),
-            finish_reason=sequence.finish_reason,
-            seed=sequence.request.seed,
-            metrics=metrics,
-            receipt=make_receipt(self.built, sequence, sample.chat_date),
-            sources=list(sequence.sources),
-            error=None if sequence.error is None else str(sequence.error),
-        )
+        receipt = make_receipt(self.built, sample.sequence, sample.chat_date)
+        return completion(sample, self.tokenizer.token_text, receipt)
 
     def close(self) -> None:
         """Release worker threads. The object cannot be used afterwards."""
         self.built.close()
 
-    def _encode(self, prompt: Prompt, place: int) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not ids:
-            raise RequestError(f"prompt {place} is empty; give it at least one token", "prompt")
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise RequestError(f"prompt {place} holds {token!r}, not a token id", "prompt")
-            if not 0 <= token < self.built.vocab_size:
-                raise RequestError(
-                    f"prompt {place} holds token id {token}; the model's ids are 0 to "
-                    f"{self.built.vocab_size - 1}",
-                    "prompt",
-                )
-        if len(ids) >= self.built.context:
-            raise RequestError(
-                f"prompt {place} has {len(ids)} tokens, the context is {self.built.context} and "
-                f"needs room for one more; shorten the prompt",
-                "prompt",
-            )
-        return ids
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _encode(self, prompt: Any, place: int) -> list[int]:
+        built = self.built
+        return forms.token_ids(prompt, place, self.tokenizer, built.vocab_size, built.context)
 
     def _run(
         self,
@@ -227,14 +187,12 @@ class LLM:
     ) -> list[RequestOutput]:
         each = _params_list(params, len(ids))
         groups: list[list[Sample]] = []
-        with self._lock:
-            try:
-                for prompt, one in zip(ids, each, strict=True):
-                    groups.append(self._submit(prompt, one, chat_date))
-                self._drain([sample for group in groups for sample in group], progress)
-            finally:  # an error or an interrupt cuts what is left
-                for sample in itertools.chain.from_iterable(groups):
-                    self.engine.abort(sample.sequence)
+        try:
+            for prompt, one in zip(ids, each, strict=True):
+                groups.append(self._submit(prompt, one, chat_date))
+            self._drain([sample for group in groups for sample in group], progress)
+        finally:  # an error or an interrupt cuts what is left
+            self._retire([sample for group in groups for sample in group])
         return [
             RequestOutput(
                 group[0].sequence.request.group or group[0].sequence.id,
@@ -245,73 +203,67 @@ class LLM:
             for text, prompt, group in zip(texts, ids, groups, strict=True)
         ]
 
-    def _submit(
-        self, prompt_ids: list[int], params: SamplingParams, chat_date: str | None
-    ) -> list[Sample]:
-        """Queue the n samples of one prompt."""
-        number = next(self._count)
-        params = params.resolve(self.built.defaults)
-        seed = params.seed
-        if seed is None:
-            base = self.built.config.seed
-            seed = fresh_seed() if base is None else derive(base, number)
-        room = self.built.context - len(prompt_ids)
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        return [
-            self._sample(
-                f"{number}-{index}",
-                str(number),
-                prompt_ids,
-                params,
-                derive(seed, index),
-                limit,
-                index,
-                chat_date,
-            )
-            for index in range(params.n)
-        ]
-
-    def _sample(
-        self,
-        name: str,
-        group: str,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        seed: int,
-        limit: int,
-        index: int,
-        chat_date: str | None,
-    ) -> Sample:
-        texts, ids = split_stops(self.tokenizer, params.stop or ())
-        stream = TextStream(self.tokenizer, prompt_ids, texts)
-        ends = frozenset() if params.ignore_eos else self.built.checkpoint.eos_ids
-        request = Request(
-            id=name,
-            prompt_ids=tuple(prompt_ids),
-            params=params,
-            seed=seed,
-            eos_ids=ends | frozenset(ids),
-            max_tokens=limit,
-            group=group,
-            watch=stream.push,
-        )
-        return Sample(self.engine.add(request), stream, index, chat_date)
-
     def _drain(self, samples: list[Sample], progress: Progress | None) -> None:
-        """Step until all are finished."""
-        running = {sample.sequence.id: sample for sample in samples}
-        while any(sample.ended is None for sample in samples):
-            for sequence in self.engine.step():
-                running[sequence.id].mark()
+        while (running := next((one for one in samples if one.ended is None), None)) is not None:
+            self._step(running)
             if progress is not None:
                 done = sum(sample.ended is not None for sample in samples)
                 progress("generating", done, len(samples))
 
+    def _step(self, waiting_for: Sample) -> None:
+        """One step of the engine, unless another thread's step has just ended the sample."""
+        with self._lock:
+            if waiting_for.ended is None:
+                for sequence in self.engine.step():
+                    self._live[sequence.id].mark(time.monotonic())
 
-def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    def _retire(self, samples: list[Sample]) -> None:
+        with self._lock:
+            for sample in samples:
+                self.engine.abort(sample.sequence)
+                sample.mark(time.monotonic())
+                self._live.pop(sample.sequence.id, None)
+
+    def _submit(
+        self, prompt_ids: list[int], params: SamplingParams, chat_date: str | None
+    ) -> list[Sample]:
+        """Queue the n samples of one prompt: all of them, or none and an error."""
+        params = params.resolve(self.built.defaults)
+        room = self.built.context - len(prompt_ids)
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        texts, ids = split_stops(self.tokenizer, params.stop or ())
+        ends = frozenset() if params.ignore_eos else self.built.checkpoint.eos_ids
+        with self._lock:
+            number = next(self._numbers)
+            seed = self._seed(params, number)
+            samples: list[Sample] = []
+            try:
+                for index in range(params.n):
+                    stream = TextStream(self.tokenizer, prompt_ids, texts)
+                    request = Request(
+                        id=f"{number}-{index}",
+                        prompt_ids=tuple(prompt_ids),
+                        params=params,
+                        seed=derive(seed, index),
+                        eos_ids=ends | frozenset(ids),
+                        max_tokens=limit,
+                        group=str(number),
+                        watch=stream.push,
+                    )
+                    sequence = self.engine.add(request)
+                    samples.append(Sample(sequence, stream, index, chat_date, time.monotonic()))
+            except BaseException:
+                for sample in samples:
+                    self.engine.abort(sample.sequence)
+                raise
+            self._live.update((sample.sequence.id, sample) for sample in samples)
+        return samples
+
+    def _seed(self, params: SamplingParams, number: int) -> int:
+        if params.seed is not None:
+            return params.seed
+        base = self.built.config.seed
+        return fresh_seed() if base is None else request_seed(base, number)
 
 
 def _params_list(

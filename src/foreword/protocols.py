@@ -6,7 +6,7 @@ file builds the object. tests/contract lists the folders and runs every promise 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,6 +84,8 @@ class KVStore(Protocol):
     pool: Any  # kv.pool.KVPool: the tensors themselves, for kernels
     block_size: int  # tokens of a page; prefill chunks like to end on a page end
     capacity: int  # positions one sequence could hold if it were alone
+    prefix_queries: int  # tokens looked up in the prefix cache so far
+    prefix_hits: int  # and found there
 
     @property
     def num_free_tokens(self) -> int:
@@ -148,6 +150,3 @@ class Acceptor(Protocol):
         """`rows` [nodes, vocab]: logits after each node. `choose(row)` emits the next token and
         says whether the request ends with it; called once per emitted token, in order. At least one
         token."""
-
-
-Defaults = Mapping[str, float | int]

@@ -12,6 +12,7 @@ from typing import Any
 
 from foreword import machine
 from foreword.build import NUMERICS_VERSION, Built
+from foreword.kernels._host import arithmetic_build
 from foreword.types import Sequence
 from foreword.version import __version__
 
@@ -32,7 +33,12 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
         "foreword": __version__,
         "numerics_version": NUMERICS_VERSION,
         "exactness": "exact",
-        "model": {"name": config.model, "sha256": built.checkpoint.fingerprint()},
+        "model": {
+            "name": config.model,
+            "sha256": built.fingerprint,
+            "vocab_size": built.vocab_size,
+            "eos_ids": sorted(built.checkpoint.eos_ids),
+        },
         "numerics": {
             "backend": config.backend,
             "mode": config.numerics,
@@ -41,6 +47,7 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
             "device": config.device,
         },
         "machine": machine.machine_type(),
+        "build": arithmetic_build(config.device),
         "seed": request.seed,
         "sampling": sampling,
         "generation_config": dict(built.defaults),

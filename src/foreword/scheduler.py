@@ -16,9 +16,9 @@ When the KV store has no room, drafts get none (they come last); then the last r
 order gives its room back and waits again at its old place, keeping what it has emitted. A sequence
 that is itself the last pauses for the step and keeps its room. So the first always advances.
 
-The scheduler calls `begin` and `reserve` of the store, and `free` for those it preempts. To commit,
-and to free what `finish` and `abort` let go, is the engine's part. It does not know what a token
-means, what a draft is worth or how long a step takes.
+The scheduler calls `begin` and `reserve` of the store, and `free` for those it preempts or cannot
+admit after all. To commit, and to free what `finish` lets go, is the engine's part. It does not
+know what a token means, what a draft is worth or how long a step takes.
 """
 
 from __future__ import annotations
@@ -52,13 +52,8 @@ class Plan:
 
     entries: tuple[Entry, ...]
     draft_total: int
-    admitted: tuple[Sequence, ...]  # now in the store: drafters `begin` them
+    admitted: tuple[Sequence, ...]  # now in the store; a prompt of several chunks counts once
     preempted: tuple[Sequence, ...]  # no longer in the store, waiting again: drafters `end` them
-
-    @property
-    def num_certain(self) -> int:
-        """Rows that are not drafts."""
-        return sum(entry.count for entry in self.entries)
 
 
 class Scheduler:
@@ -99,18 +94,10 @@ class Scheduler:
         insort(self.waiting, sequence, key=self.order)
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence has ended; the engine frees its KV."""
+        """The sequence has ended or is cut, wherever it is; the engine frees its KV."""
         del self._arrivals[sequence.id]
         queue = self.running if sequence in self.running else self.waiting
         queue.remove(sequence)
-
-    def abort(self, sequence_id: str) -> Sequence | None:
-        """Forget a request wherever it is; None if unknown. The engine frees its KV."""
-        for sequence in (*self.running, *self.waiting):
-            if sequence.id == sequence_id:
-                self.finish(sequence)
-                return sequence
-        return None
 
     @property
     def has_work(self) -> bool:
@@ -195,20 +182,21 @@ class _Step:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Move the head of the queue into the store and the pass; False if it has to wait."""
-        scheduler = self.scheduler
-        if sequence in self.preempted or not self._find_seat(sequence) or not self.prefill_rows:
+        scheduler, admitted = self.scheduler, False
+        if sequence in self.preempted or not self._could_seat(sequence):
             return False
-        self.kv.begin(sequence.id, sequence.token_ids, sequence.request.salt)
-        fits = self._find_room(sequence)
-        scheduler.waiting.remove(sequence)
-        insort(scheduler.running, sequence, key=scheduler.order)
-        if fits and self._prefill(sequence):
+        try:
+            self.kv.begin(sequence.id, sequence.token_ids, sequence.request.salt)
+            if self._find_place(sequence):
+                insort(scheduler.running, sequence, key=scheduler.order)
+                scheduler.waiting.remove(sequence)
+                admitted = self._prefill(sequence) > 0
+        finally:  # an error or an interrupt must not leave its room held by nobody
+            if not admitted:
+                self._send_back(sequence)
+        if admitted:
             self.admitted.append(sequence)
-            return True
-        scheduler.running.remove(sequence)
-        insort(scheduler.waiting, sequence, key=scheduler.order)
-        self.kv.free(sequence.id)
-        return False
+        return admitted
 
     # Rows --------------------------------------------------------------------------------------
 
@@ -253,14 +241,20 @@ class _Step:
 
     # Room --------------------------------------------------------------------------------------
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _send_back(self, sequence: Sequence) -> None:
+        """To its old place in the queue, without its room."""
         scheduler = self.scheduler
         self.kv.free(sequence.id)
+        if sequence not in scheduler.waiting:
+            insort(scheduler.waiting, sequence, key=scheduler.order)
+        if sequence in scheduler.running:
+            scheduler.running.remove(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
         if sequence.id in self.entries:
             self.prefill_rows += self.entries.pop(sequence.id).count
-        scheduler.running.remove(sequence)
-        insort(scheduler.waiting, sequence, key=scheduler.order)
-        scheduler.num_preemptions += 1
+        self._send_back(sequence)
+        self.scheduler.num_preemptions += 1
         assert sequence not in self.admitted, "admissions go in order: nobody behind can push out"
         self.preempted.append(sequence)
 
@@ -269,23 +263,26 @@ class _Step:
         priority = sequence.request.priority
         return [other for other in self.scheduler.running if other.request.priority > priority]
 
-    def _find_seat(self, sequence: Sequence) -> bool:
-        if len(self.scheduler.running) < self.scheduler.max_running:
-            return True
-        victims = self._less_urgent(sequence)
-        if victims:
-            self._preempt(victims[-1])
-        return bool(victims)
+    def _seats_left(self) -> int:
+        return self.scheduler.max_running - len(self.scheduler.running)
 
-    def _find_room(self, sequence: Sequence) -> bool:
-        """Room for all of a new prompt? Sequences of a lower priority give theirs if that helps."""
+    def _could_seat(self, sequence: Sequence) -> bool:
+        """A seat and at least one row, perhaps those of the last sequence of a lower priority."""
+        if self._seats_left():
+            return self.prefill_rows > 0
+        victims = self._less_urgent(sequence)
+        return bool(victims) and (self.prefill_rows > 0 or victims[-1].id in self.entries)
+
+    def _find_place(self, sequence: Sequence) -> bool:
+        """A seat, and room for all of a new prompt? Sequences of a lower priority give theirs, but
+        only if that is enough."""
         pending = self._pending(sequence)
         victims = self._less_urgent(sequence)
         page = self.scheduler.block_size
         held = sum(len(victim.token_ids) + page for victim in victims)  # by them or for them
         if self._unpromised() + held < pending:
             return False
-        while self._unpromised() < pending and victims:
+        while victims and (not self._seats_left() or self._unpromised() < pending):
             self._preempt(victims.pop())
         return self._unpromised() >= pending
 

@@ -106,9 +106,9 @@ def _check_int(value: Any, name: str, low: int, high: int | None) -> None:
 class Request:
     """One sample to generate, checked and complete: the door has resolved every default.
 
-    `eos_ids` are the model's own end tokens (empty when the user ignores them). `text` watches the
-    emitted ids for stop strings (None: ids only). `group` ties samples of one prompt together,
-    `salt` bounds prefix-cache sharing, lower `priority` runs first.
+    `eos_ids` are the model's own end tokens (empty when the user ignores them). `watch` sees each
+    emitted id and says when a stop string is complete (None: ids only). `group` ties samples of one
+    prompt together, `salt` bounds prefix-cache sharing, lower `priority` runs first.
     """
 
     id: str

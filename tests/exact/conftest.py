@@ -1,11 +1,11 @@
-"""Prints what the exactness tests compared, and leaves the counts in pytest's cache for the docs."""
+"""Prints what the exactness tests compared, and leaves the counts in pytest's cache for the
+docs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
 import pytest
-
 from harness import COMPARED
 
 
@@ -20,6 +20,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
     total = [sum(getattr(one, name) for one in COMPARED.values()) for name in numbers]
     terminalreporter.line("all: {} outputs, {} positions, {} logprobs identical".format(*total))
-    cache = terminalreporter.config.cache
+    cache = getattr(terminalreporter.config, "cache", None)  # absent without the plugin
     if cache is not None:
         cache.set("foreword/compared", {name: asdict(one) for name, one in COMPARED.items()})

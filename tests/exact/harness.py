@@ -1,9 +1,9 @@
 """Jobs, engines of any setting around one loaded model, and a comparison without tolerance.
 
-A `Rig` loads a checkpoint once. `plain(job)` is the reference of the cases: the job alone, no drafts,
-no prefix cache, its prompt in one chunk. `run(jobs, ...)` runs jobs together under whatever setting a
-test asks for, and `same(jobs, results)` compares token ids, logprobs (every bit) and finish reasons.
-What was compared is counted in COMPARED, per test file; conftest.py prints it.
+A `Rig` loads a checkpoint once. `plain(job)` is the reference of the cases: the job alone, no
+drafts, no prefix cache, its prompt in one chunk. `run(jobs, ...)` runs jobs together under whatever
+setting a test asks for, and `same(jobs, results)` compares token ids, logprobs (every bit) and
+finish reasons. What was compared is counted in COMPARED, per test file; conftest.py prints it.
 """
 
 from __future__ import annotations
@@ -84,11 +84,6 @@ class Job:
     def positions(self) -> int:
         return len(self.prompt) + self.max_tokens
 
-    @property
-    def text(self) -> Job:
-        """What decides the output: everything but priority and salt."""
-        return replace(self, priority=0, salt="")
-
 
 @dataclass(frozen=True)
 class Result:
@@ -109,15 +104,18 @@ class Result:
         ids = tuple(sequence.output_ids)
         return Result(ids, entries, sequence.finish_reason, sequence.stats, sequence)
 
-    def cut(self, count: int) -> Result:
-        """The same output with a smaller max_tokens."""
-        if count >= len(self.token_ids):
-            return self
+    def cut(self, job: Job) -> Result:
+        """This output, ended where `job` ends it: at its first EOS, or at its max_tokens."""
+        found = (at for at, token in enumerate(self.token_ids) if token in job.ends)
+        end = next(found, job.max_tokens)
+        stopped = end < job.max_tokens
+        count = end + 1 if stopped else job.max_tokens
+        assert count <= len(self.token_ids), (count, len(self.token_ids))
         return replace(
             self,
             token_ids=self.token_ids[:count],
             logprobs=self.logprobs[:count],
-            finish_reason="length",
+            finish_reason="stop" if stopped else "length",
         )
 
 
@@ -153,8 +151,8 @@ class Rig:
         model: Any = None,
         sampler: Sampler | None = None,
     ) -> Engine:
-        """k: longest draft path. nodes: draft nodes per pass over the whole batch, default k for each
-        sequence. slots: KV positions. model: a stand-in for the target."""
+        """k: longest draft path. nodes: draft nodes per pass over the whole batch, default k for
+        each sequence. slots: KV positions. model: a stand-in for the target."""
         method = "scripted" if script is not None else "model" if draft is not None else method
         target = model or self.model
         sampler = sampler or GumbelSampler()
@@ -188,11 +186,14 @@ class Rig:
         return llm
 
     def plain(self, job: Job) -> Result:
-        """The reference: alone, one token at a time. Computed once."""
-        job = job.text
-        if job not in self._known:
-            self._known[job] = plain_with(self, job)
-        return self._known[job]
+        """The reference: alone, one token at a time. Run once for each prompt and way of sampling,
+        without an EOS; an EOS and a smaller max_tokens only cut it (test_naive.py checks that)."""
+        kind = replace(job, priority=0, salt="", max_tokens=0, ends=frozenset())
+        known = self._known.get(kind)
+        if known is None or len(known.token_ids) < job.max_tokens:
+            known = plain_with(self, replace(kind, max_tokens=job.max_tokens))
+            self._known[kind] = known
+        return known.cut(job)
 
     def answers(self, jobs: SequenceOf[Job], extra: int = 0) -> Reference:
         """For scripted drafters: what each job will emit, and `extra` tokens that could follow. The

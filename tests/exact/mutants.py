@@ -7,6 +7,7 @@ broken for the reference run too, as it would be in life; the audit must report 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,11 +154,12 @@ def shifted_rope_position(patch: pytest.MonkeyPatch) -> None:
 
 def tree_seen_as_chain(patch: pytest.MonkeyPatch) -> None:
     """Every row of a tree sees all rows before it: the mask is causal, not the tree's."""
-    patch.setattr(
-        pieces,
-        "_paths",
-        lambda segment: [tuple(range(i + 1)) for i in range(len(segment.tokens))],
-    )
+    trails = pieces._trails
+
+    def broken(segment: Segment, lanes: int) -> list[pieces._Trail]:
+        return trails(replace(segment, parents=tuple(range(-1, len(segment.tokens) - 1))), lanes)
+
+    patch.setattr(pieces, "_trails", broken)
 
 
 def prefix_hash_of_block_alone(patch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +109,7 @@ def test_bad_input_is_named(model, change: dict[str, Any], error, named):
 
 
 @pytest.fixture(scope="module")
-def content(model: str) -> Iterator[dict[str, Any]]:
+def content(model: str) -> dict[str, Any]:
     """What `generate --json` prints, of speculated runs: greedy, sampled, stopped, chat."""
     llm = LLM(model, threads=1, speculative_config={"method": "ngram"})
     params = [
@@ -127,7 +126,7 @@ def content(model: str) -> Iterator[dict[str, Any]]:
         for number, each in enumerate(results)
         for output in each.outputs
     ]
-    yield json.loads(json.dumps({"drafter": "ngram", "outputs": outputs}))
+    return json.loads(json.dumps({"drafter": "ngram", "outputs": outputs}))
 
 
 def replayed(model: str, tmp_path: Path, content: Any, capsys, **change: Any) -> tuple[int, str]:
@@ -173,6 +172,10 @@ def test_a_chat_receipt_takes_the_message_as_prompt(model, tmp_path, content, ca
         (("numerics_version",), 0, "numerics version is 0"),
         (("machine",), "riscv64", "machine type is riscv64"),
         (("model", "sha256"), "0" * 64, "model sha256"),
+        (("model", "eos_ids"), [7], "model eos_ids"),
+        (("model", "vocab_size"), 3, "model vocab_size"),
+        (("build", "torch"), "1.0", "torch is 1.0"),
+        (("build", "MKL_CBWR"), "COMPATIBLE", "MKL_CBWR is COMPATIBLE"),
     ],
 )
 def test_what_cannot_be_re_derived_here_is_named(

@@ -19,21 +19,23 @@ ONE_BRANCH = {"num_branches": 1, "confidence_threshold": 0.0}
 
 @pytest.mark.parametrize("drafter", ["noise", "ngram"])
 def test_v11_eight_rows_half_repetitive_in_any_order(drafter: str) -> None:
-    """V11: rows that always accept beside rows that never do; five orders give the same rows."""
+    """V11: rows that always accept beside rows that never do; in any order the same rows."""
     target = rig()
     loops = [Job((97, 98, 99) * (3 + n), 12, temperature=n % 2, seed=n) for n in range(4)]
     wild = [Job(prompt(5 + 9 * n, n), 12, temperature=n % 2, seed=n) for n in range(4)]
     jobs = [job for pair in zip(loops, wild, strict=True) for job in pair]
     setting = {"draft": rig(noise=apparatus.NOISE)} if drafter == "noise" else {"method": "ngram"}
-    for turn in range(5):
+    for turn in range(5 if drafter == "ngram" else 2):
         order = random.Random(turn).sample(range(8), 8)
         target.exact([jobs[place] for place in order], k=4, batch=8, **setting)
 
 
 @pytest.mark.parametrize("store", ["paged", "dense"])
-def test_v12_ragged_acceptance_follows_the_script(store: str) -> None:
-    """V12: row 0 accepts all K, row 1 none, row 2 two and then one and two in turn, for 30 steps."""
-    target, k, steps = rig(), 4, 30
+@pytest.mark.parametrize("steps", [8, pytest.param(30, marks=slow)])
+def test_v12_ragged_acceptance_follows_the_script(store: str, steps: int) -> None:
+    """V12: row 0 accepts all K, row 1 none, row 2 two and then one and two in turn, for 30
+    steps."""
+    target, k = rig(), 4
     jobs = [
         Job(prompt(5), steps * (k + 1)),
         Job(prompt(11), steps, temperature=1.0),
@@ -59,8 +61,8 @@ def test_v12_ragged_acceptance_follows_the_script(store: str) -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 6])
 def test_v13_one_row_ends_early_and_its_seat_is_taken(step: int) -> None:
-    """V13: one row meets its EOS at step j (K 4); the others, and the one that takes the seat in the
-    same step, are as they are alone. Both finishing orders."""
+    """V13: one row meets its EOS at step j (K 4); the others, and the one that takes the seat in
+    the same step, are as they are alone. Both finishing orders."""
     target, k = rig(), 4
     jobs = [Job(prompt(4 + 7 * n, n), 20, temperature=n % 2, seed=n) for n in range(5)]
     jobs[0] = declared(target, replace(jobs[0], temperature=1.0, seed=3), step - 1)
@@ -151,7 +153,7 @@ def all_accepted(result: Result, k: int) -> bool:
 
 @pytest.mark.parametrize(
     ("k", "tokens"),
-    [(1, 20), (4, 41), (8, 40), *(pytest.param(k, 200, marks=slow) for k in range(1, 9))],
+    [(1, 10), (4, 19), (8, 27), *(pytest.param(k, 200, marks=slow) for k in range(1, 9))],
 )
 def test_v17_the_target_as_its_own_drafter_is_always_right(k: int, tokens: int) -> None:
     """V17: acceptance exactly 1.0, alone and eight at once, greedy and with the target's noise."""

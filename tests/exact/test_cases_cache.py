@@ -1,4 +1,5 @@
-"""Cases of part H: prefix hits, chunks, preemption, windows; the KV cache is never seen in the text."""
+"""Cases of part H: prefix hits, chunks, preemption, windows; the KV cache is never seen in the
+text."""
 
 from __future__ import annotations
 
@@ -80,8 +81,8 @@ NEAR = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1)
 
 @pytest.mark.parametrize("block", [16, pytest.param(4, marks=slow), pytest.param(1, marks=slow)])
 def test_v55_every_cached_and_total_length_near_a_chunk(block: int) -> None:
-    """V55: `cached` tokens of a prompt of `total` ran before, chunks of 16: no empty last chunk, and
-    a fully cached prompt still computes a token."""
+    """V55: `cached` tokens of a prompt of `total` ran before, chunks of 16: no empty last chunk,
+    and a fully cached prompt still computes a token."""
     target = rig()
     engine = target.engine("ngram", k=4, batch=2, rows=CHUNK, block=block, slots=2048)
     ids = prompt(70, 5)
@@ -99,7 +100,8 @@ def test_v55_every_cached_and_total_length_near_a_chunk(block: int) -> None:
 @pytest.mark.parametrize("runs", [3, pytest.param(20, marks=slow)])
 @pytest.mark.parametrize("prefix", [True, False])
 def test_v56_cold_prefill_in_chunks(runs: int, prefix: bool) -> None:
-    """V56: a nonce at the start forces a cold prefill of more than three chunks; first 20 tokens."""
+    """V56: a nonce at the start forces a cold prefill of more than three chunks; first 20
+    tokens."""
     target = rig()
     engine = target.engine("ngram", k=4, rows=CHUNK, prefix=prefix, slots=1024)
     for nonce in range(runs):
@@ -186,8 +188,8 @@ def test_v59_preemption_drops_drafts_and_resumes(orders: int, cause: str) -> Non
     "lengths", [(3, 7, 8, 9, 20), pytest.param(tuple(range(1, 21)), marks=slow)]
 )
 def test_v60_sliding_window_of_eight(architecture: str, lengths: tuple[int, ...]) -> None:
-    """V60: prompts around the window, 40 tokens, K 4: right, wrong and half right drafts roll back at
-    every step around the window's edge."""
+    """V60: prompts around the window, 40 tokens, K 4: right, wrong and half right drafts roll back
+    at every step around the window's edge."""
     target, k = rig(architecture=architecture, sliding_window=8), 4
     jobs = [Job(prompt(n, n), 40, temperature=n % 2, seed=n) for n in lengths]
     answers = target.answers(jobs, k)
@@ -212,8 +214,8 @@ def test_v60_window_prefix_hits_are_complete() -> None:
 
 
 def test_v66_v68_ragged_rows_over_forty_steps() -> None:
-    """V66, V68: prompts of 2 and 40 tokens side by side for 40 steps, with the EOS id at the end and
-    inside of a prompt: positions count content, nothing outside a row is visible."""
+    """V66, V68: prompts of 2 and 40 tokens side by side for 40 steps, with the EOS id at the end
+    and inside of a prompt: positions count content, nothing outside a row is visible."""
     target = rig()
     ends = frozenset({apparatus.ENDOFTEXT})
     jobs = [
@@ -225,7 +227,8 @@ def test_v66_v68_ragged_rows_over_forty_steps() -> None:
 
 
 def test_v67_pad_or_eos_ids_inside_a_prompt_are_content() -> None:
-    """V67: a prompt that is the EOS id, ends with it, or holds it; alone and beside a longer one."""
+    """V67: a prompt that is the EOS id, ends with it, or holds it; alone and beside a longer
+    one."""
     target = rig()
     eos = apparatus.ENDOFTEXT
     prompts = [(eos,), (1, 2, eos), (1, eos, 2), (1, 2, 3), (eos, eos, eos), prompt(60)]

@@ -24,8 +24,9 @@ SAMPLED = Job(prompt(6), 24, temperature=1.0, seed=11)  # few repeats: every ste
 
 @pytest.mark.parametrize("k", [4, pytest.param(1, marks=slow), pytest.param(8, marks=slow)])
 def test_v18_v20_v28_end_inside_an_accepted_path(k: int) -> None:
-    """V18, V20, V28: an EOS at every step 1..2(K+1), so at every index of a block, K included: the
-    output ends there, once, and counts what was emitted; a next turn on the same cache is as cold."""
+    """V18, V20, V28: an EOS at every step 1..2(K+1), so at every index of a block, K included:
+    the output ends there, once, and counts what was emitted; a next turn on the same cache is
+    as cold."""
     target = rig()
     for step in range(2 * (k + 1)):
         job = declared(target, SAMPLED, step)
@@ -45,7 +46,8 @@ def test_v18_v20_v28_end_inside_an_accepted_path(k: int) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_v19_a_drafted_eos_the_target_rejects(temperature: float) -> None:
-    """V19: the EOS is planted at every index of otherwise right drafts; the target never wants it."""
+    """V19: the EOS is planted at every index of otherwise right drafts; the target never wants
+    it."""
     target, k = rig(), 4
     job = Job(prompt(8), 16, temperature=temperature)
     eos = next(i for i in range(256, 470) if i not in target.plain(job).token_ids)

@@ -1,4 +1,5 @@
-"""Cases of part G, and refused models: which drafters fit a target, and what happens if none does."""
+"""Cases of part G, and refused models: which drafters fit a target, and what happens if none
+does."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ def test_v52_the_target_file_as_its_own_drafter() -> None:
 @pytest.mark.parametrize("kind", ["mamba", "jamba", "recurrent_gemma"])
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_v65_recurrent_models_are_refused_by_name(kind: str, role: str, tmp_path: Path) -> None:
-    """V65: state that cannot be rolled back, as target or as draft: an error that names the type."""
+    """V65: state that cannot be rolled back, as target or as draft: an error that names the
+    type."""
     folder = tmp_path / "recurrent"
     shutil.copytree(apparatus.target(), folder)
     config = json.loads((folder / "config.json").read_text())

@@ -133,7 +133,8 @@ def test_v36_a_seed_decides_whatever_runs_beside_it() -> None:
 
 
 def distinct_and_repeatable(llm: Any, ids: list[int]) -> int:
-    """Of 20 unseeded requests in sequence: distinct texts; each repeats with the seed it was told."""
+    """Of 20 unseeded requests in sequence: distinct texts; each repeats with the seed it was
+    told."""
     params = SamplingParams(temperature=1.0, max_tokens=16)
     told = [llm.generate([ids], params)[0].outputs[0] for _ in range(20)]
     assert len({out.seed for out in told}) == 20
@@ -239,8 +240,8 @@ def _content(engine: Any, segment: Any) -> list[int]:
 
 @pytest.mark.parametrize("numerics", ["float32", "bfloat16"])
 def test_v95_nan_in_the_weights_of_one_token(numerics: str) -> None:
-    """V95: an embedding row of NaN: whoever holds that token fails, whoever reuses its pages or sits
-    beside it does not, and the library's door says which output failed."""
+    """V95: an embedding row of NaN: whoever holds that token fails, whoever reuses its pages or
+    sits beside it does not, and the library's door says which output failed."""
     good = rig(numerics)
     broken = Rig(open_llm(apparatus.tiny_checkpoint(max_position=512, dtype=numerics), numerics))
     with torch.inference_mode():

@@ -201,8 +201,8 @@ def test_v75_v80_chat_prompts_reach_the_engine_as_rendered() -> None:
 
 
 def test_v87_a_gguf_alone_chats_and_a_missing_template_fails_only_chat(tmp_path: Path) -> None:
-    """V87: the template inside the GGUF file is used; without one, chat is an error that says so and
-    completions work."""
+    """V87: the template inside the GGUF file is used; without one, chat is an error that says so
+    and completions work."""
     bench = smollm2()
     assert bench.checkpoint.path.suffix == ".gguf"
     assert len(bench.llm.encode_chat([{"role": "user", "content": "Hello"}])) == 31

@@ -1,11 +1,11 @@
 """Exactness 100 % over a covering array: every two values of any two settings meet in some row.
 
 Axes: checkpoint and numerics, drafter, tree, nodes (64 with the root), requests at once (1..16),
-arrival order, rows per pass (chunk size), store, page size, prefix cache, forced preemption, threads,
-and a host program that has flipped every global switch. Each row runs some of 30 fixed jobs (prompts
-of 1 to 300 tokens, so up to three attention partitions; greedy, and sampled in three ways; every
-fifth ends at a declared EOS) and compares token ids, logprobs and finish reasons with plain decoding
-alone. CI runs the first rows, which cover the most; the others are slow.
+arrival order, rows per pass (chunk size), store, page size, prefix cache, forced preemption,
+threads, and a host program that has flipped every global switch. Each row runs some of 30 fixed
+jobs (prompts of 1 to 300 tokens, so up to three attention partitions; greedy, and sampled in three
+ways; every fifth ends at a declared EOS) and compares token ids, logprobs and finish reasons with
+plain decoding alone. CI runs the first rows, which cover the most; the others are slow.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _jobs(target: Rig) -> Iterable[Job]:
 
 
 def bushy(reference: Reference, vocab_size: int) -> Script:
-    """Three children at every node of the path; the right one comes second, if at all: accepted rows
-    are scattered over the tree and must move in the cache."""
+    """Three children at every node of the path; the right one comes second, if at all: accepted
+    rows are scattered over the tree and must move in the cache."""
     right = right_by_chance(0.8)
 
     def script(sequence: Sequence, budget: int) -> Iterable[Node]:

@@ -8,11 +8,12 @@ the noise from plain-integer Philox and the C library's logarithm. Compared with
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import Job, Rig, count, prompt, rig
+from harness import Job, Rig, count, declared, equal, plain_with, prompt, rig
 
 from foreword.build import make_store
 from foreword.model.batch import Batch, Segment
@@ -67,3 +68,17 @@ def test_more_of_the_same_with_a_draft_model(numerics: str) -> None:
     for job, result in zip(jobs, results, strict=True):
         assert result.token_ids == naive(target, job), job
     count(len(jobs), sum(job.max_tokens for job in jobs))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_end_or_a_shorter_limit_only_cuts_plain_decoding(temperature: float) -> None:
+    """What lets the harness run a reference once: each cut is compared with a run of its own."""
+    target, job = rig(), Job(prompt(6), 20, temperature, seed=11)
+    for limit in (1, 2, 9):
+        short = replace(job, max_tokens=limit)
+        equal(target.plain(short), plain_with(target, short))
+    for step in (0, 2):
+        ended = declared(target, job, step)
+        result = plain_with(target, ended)
+        equal(target.plain(ended), result)
+        assert result.finish_reason == "stop"

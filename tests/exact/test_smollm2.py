@@ -1,8 +1,9 @@
 """Exactness on a real model: SmolLM2-135M-Instruct (Q4_1 GGUF) on the torch backend.
 
 Prompts are Spec-Bench questions through the model's own chat template. Plain decoding runs each of
-them alone; then all run together, drafted for, and every token id, logprob and finish reason must be
-the same. CI takes a few short ones, the slow tests 40 questions of 128 tokens, greedy and sampled.
+them alone; then all run together, drafted for, and every token id, logprob and finish reason must
+be the same. CI takes a few short ones, the slow tests 40 questions of 128 tokens, greedy and
+sampled.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ def cut(target: Rig, layers: int) -> Rig:
 
 @pytest.mark.parametrize(("numerics", "limit"), [("float32", 16), ("bfloat16", 6)])
 def test_a_few_questions_drafted_in_a_batch_equal_each_alone(numerics: str, limit: int) -> None:
-    """V01 and V39 on a real model: greedy and sampled together, n-grams and a tree, small chunks."""
+    """V01 and V39 on a real model: greedy and sampled together, n-grams and a tree, small
+    chunks."""
     target = smollm2(numerics)
     count = 2 if numerics == "float32" else 1
-    jobs = questions(count, limit, 60) + questions(count, limit, 60, **SAMPLED)
+    jobs = questions(count, limit, 52) + questions(count, limit, 52, **SAMPLED)
     summary(
         f"ngram, {numerics}",
         target.exact(jobs, method="ngram", tree="best_first", nodes=12, batch=3, rows=48),
@@ -71,7 +73,7 @@ def test_a_few_questions_drafted_in_a_batch_equal_each_alone(numerics: str, limi
 def test_right_and_wrong_drafts_on_a_real_model() -> None:
     """V01: drafts that are right by chance, so that every length of accepted path occurs."""
     target = smollm2()
-    jobs = questions(2, 16, 60)
+    jobs = questions(2, 16, 52)
     script = chain(target.answers(jobs), 5, right_by_chance(0.7), target.vocab_size)
     results = target.exact(jobs, script=script, k=5, batch=2)
     summary("scripted", results)
@@ -81,8 +83,8 @@ def test_right_and_wrong_drafts_on_a_real_model() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "temperature 0.8"])
 def test_forty_questions_of_128_tokens(sampling: dict[str, float]) -> None:
-    """V01: 40 questions, at most 128 tokens each, all alone and plain, then 16 at a time with n-grams
-    and trees over the whole batch."""
+    """V01: 40 questions, at most 128 tokens each, all alone and plain, then 16 at a time with
+    n-grams and trees over the whole batch."""
     target = smollm2()
     jobs = questions(40, 128, **sampling)
     setting = {"method": "ngram", "tree": "best_first", "batch": 16, "slots": 8192}

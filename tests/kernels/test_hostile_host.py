@@ -12,6 +12,7 @@ import pytest
 import torch
 from rig import CONFIGS, assert_same_bits, build, ids_of, in_blocks, line, store, straight, weights
 
+from foreword.kernels import guard
 from foreword.kernels.guard import flushes_denormals, pinned
 from foreword.model.batch import Batch
 from foreword.model.llama import Decoder
@@ -202,6 +203,77 @@ def test_the_guard_is_reentrant_and_ends_with_the_outermost() -> None:
                 raise ZeroDivisionError
             assert switches() == inner
         assert switches() == before
+
+
+def in_two_threads(host: Callable[[], None]) -> list[str]:
+    """A enters the guard, `host` runs, B enters, A leaves, B leaves; what `MATMUL` says to B."""
+    a_inside, b_inside, a_left = (threading.Event() for _ in range(3))
+    seen = []
+
+    def a() -> None:
+        with pinned(CPU):
+            a_inside.set()
+            assert b_inside.wait(10)
+        a_left.set()
+
+    def b() -> None:
+        assert a_inside.wait(10)
+        host()
+        with pinned(CPU):
+            seen.append(MATMUL.fp32_precision)
+            b_inside.set()
+            assert a_left.wait(10)
+            seen.append(MATMUL.fp32_precision)
+        seen.append(MATMUL.fp32_precision)
+
+    threads = [threading.Thread(target=target) for target in (a, b)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seen
+
+
+def test_a_thread_that_leaves_does_not_unpin_one_that_computes() -> None:
+    with HOSTS["everything"]():
+        before = switches()
+        medium = MATMUL.fp32_precision
+        assert medium != "ieee"
+        assert in_two_threads(lambda: None) == ["ieee", "ieee", medium]
+        assert switches() == before
+
+
+def test_what_the_host_sets_while_others_compute_is_pinned_too_and_put_back() -> None:
+    def host() -> None:
+        MATMUL.fp32_precision = "bf16"
+
+    with attribute(MATMUL, "fp32_precision", "tf32"):
+        assert in_two_threads(host) == ["ieee", "ieee", "bf16"]
+
+
+@pytest.mark.parametrize("host", [True, False, (False, False)], ids=str)
+def test_cublas_settings_are_pinned_where_there_is_a_gpu(
+    host: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings exist without a GPU as well; only the answer to "is there one" is planted."""
+    matmul, library = torch.backends.cuda.matmul, torch.backends.cuda.preferred_blas_library
+    name = "allow_bf16_reduced_precision_reduction"
+    if isinstance(host, tuple) and not hasattr(matmul, f"{name}_split_k"):
+        pytest.skip("this PyTorch has no switch for split sums")
+    asked = []
+    monkeypatch.setattr(
+        torch.backends.cuda, "preferred_blas_library", lambda *new: asked.append(new) or "cublaslt"
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    setattr(matmul, name, host)
+    before = guard._blas.bfloat16_sums
+    try:
+        with pinned(CPU):
+            assert guard._blas.bfloat16_sums == (False, True)
+        assert guard._blas.bfloat16_sums == before
+    finally:
+        setattr(matmul, name, True)
+    assert asked == [(), (library(),), ("cublaslt",)]
 
 
 @pytest.mark.parametrize("host", ["flush denormals", "everything"])

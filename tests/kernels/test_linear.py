@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rig import assert_same_bits
+from rig import CONFIGS, assert_same_bits, rotary
 from torch.nn.functional import linear
 
 from foreword.errors import KernelUnavailable
+from foreword.kernels.torch import TorchKernels, backend
+from foreword.kernels.torch.attention import Entries
 from foreword.kernels.torch.check import verify_pieces
 from foreword.kernels.torch.linear import (
     BLOCK,
@@ -60,6 +62,29 @@ def test_the_self_check_passes_honest_products() -> None:
         verify_blocks(Blocks.of(torch.randn(144, 64).to(dtype)))
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_each_dtype_of_a_shape_is_checked_once(
+    backwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 numerics the head stays float32: a layer's weight may have its very shape."""
+    checked = []
+
+    def note(blocks: Blocks) -> None:
+        checked.extend((tuple(part.shape), part.dtype) for part in blocks.parts)
+
+    kernels = TorchKernels(CONFIGS["llama"], "bfloat16", rotary(CONFIGS["llama"]))
+    monkeypatch.setattr(backend, "verify_blocks", note)
+    packs = [
+        lambda: kernels.pack_head(torch.ones(64), torch.randn(512, 64)),
+        lambda: kernels._blocks(torch.randn(512, 64)),
+    ]
+    for pack in reversed(packs) if backwards else packs:
+        pack()
+        pack()
+    assert len(checked) == 2
+    assert set(checked) == {((256, 64), torch.float32), ((256, 64), torch.bfloat16)}
+
+
 def by_place(x: torch.Tensor) -> torch.Tensor:
     """The first half of the tile sums its products in another order than the second."""
     weight = torch.randn(32, x.shape[1], generator=torch.Generator().manual_seed(1))
@@ -109,5 +134,21 @@ def test_the_attention_self_check_catches_a_row_dependent_product(
         return made if out is None else out.copy_(made)
 
     monkeypatch.setattr(torch, "bmm", dishonest)
+    with pytest.raises(KernelUnavailable, match="attention"):
+        verify_pieces(4, 2, 16, 128, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("row", [0, 1, 7, 8, 15])
+def test_the_attention_self_check_looks_at_every_row_of_a_merge(
+    row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Entries.merged
+
+    def dishonest(self: Entries, index: torch.Tensor) -> torch.Tensor:
+        made = honest(self, index)
+        made[row] = made[row].nextafter(torch.zeros(()))
+        return made
+
+    monkeypatch.setattr(Entries, "merged", dishonest)
     with pytest.raises(KernelUnavailable, match="attention"):
         verify_pieces(4, 2, 16, 128, torch.device("cpu"))

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from foreword.errors import RequestError
-from foreword.scheduler import Plan
+from foreword.scheduler import Plan, _Step
 from scheduler_fakes import Machine, reference, request_of
 
 
@@ -154,6 +154,57 @@ def test_a_more_urgent_arrival_takes_room_but_only_if_that_helps() -> None:
     machine.run_all()
 
 
+def test_nobody_loses_a_seat_to_an_arrival_that_has_no_room_there() -> None:
+    """Two seats: big takes most of the room, so urgent does not fit even without small."""
+    machine = Machine(rows=64, seqs=2, slots=104, block_size=4)  # 100 tokens
+    big, small = request_of("big", [1] * 60, 20), request_of("small", [2] * 10, 20, priority=5)
+    urgent = request_of("urgent", [3] * 50, 5, priority=1)
+    for request in (big, small):
+        machine.add(request)
+        machine.step()
+    machine.add(urgent)
+    for _ in range(5):
+        plan = machine.step()
+        assert plan.preempted == ()
+        assert counts(plan).keys() == {"big", "small"}
+    machine.run_all()
+    assert machine.finished == {request.id: reference(request) for request in (big, small, urgent)}
+
+
+def test_a_seat_and_more_room_than_its_holder_has_come_from_several() -> None:
+    machine = Machine(rows=64, seqs=3, slots=104, block_size=4)  # 100 tokens
+    decoding(machine, "a", max_tokens=10, prompt=10)
+    for name in "bc":
+        machine.add(request_of(name, [ord(name)] * 30, 5, priority=1))
+        machine.step()
+    machine.add(request_of("now", [4] * 60, 5))
+    plan = machine.step()
+    assert [sequence.id for sequence in plan.preempted] == ["c", "b"]
+    assert "now" in counts(plan)
+    machine.run_all()
+
+
+@pytest.mark.parametrize("place", ["_find_place", "_prefill"])
+def test_an_interrupted_admission_leaves_no_room_held(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine()
+    waiting = machine.add(request_of("a", 30, 5))
+
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Step, place, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            machine.scheduler.plan(machine.store)
+    machine.store.check()
+    assert machine.store.num_free_tokens == machine.store.capacity
+    assert (machine.scheduler.waiting, machine.scheduler.running) == ([waiting], [])
+    machine.run_all()
+    assert list(machine.finished) == ["a"]
+
+
 def test_a_full_row_budget_does_not_keep_a_more_urgent_arrival_out() -> None:
     machine = Machine(rows=2, seqs=8)
     decoding(machine, "a", "b", max_tokens=20)
@@ -242,7 +293,7 @@ def test_an_id_in_use_is_refused_and_free_again_after_the_end() -> None:
 
 def test_abort_reaches_waiting_running_and_preempted_requests() -> None:
     machine = Machine(seqs=1)
-    assert machine.scheduler.abort("nobody") is None
+    machine.abort("nobody")
     for name in "abc":
         machine.add(request_of(name, [ord(name)] * 3, 5))
     machine.step()

@@ -281,3 +281,13 @@ def test_generation_defaults() -> None:
 def test_generation_defaults_reach_the_checkpoint() -> None:
     folder = apparatus.target(generation={"do_sample": True, "temperature": 0.7})
     assert open_checkpoint(folder).generation == {"temperature": 0.7}
+
+
+def test_a_generation_field_that_is_not_applied_is_said_aloud(caplog) -> None:
+    from foreword.model.weights.hf_config import generation_defaults
+
+    assert generation_defaults({"repetition_penalty": 1.05, "top_p": 0.8}, "here") == {"top_p": 0.8}
+    assert "repetition_penalty 1.05 is not applied" in caplog.text
+    caplog.clear()
+    generation_defaults({"repetition_penalty": 1.0}, "here")
+    assert not caplog.text

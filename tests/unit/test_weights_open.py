@@ -276,12 +276,10 @@ def test_file_hash_is_remembered_until_the_file_changes(
         fingerprint.file_sha256(tmp_path / "absent")
 
 
-def test_memory_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 2 * 2**30)
-    memory.require_memory(2 * 2**30, "model")
+def test_memory_that_is_not_there_is_refused() -> None:
+    memory.require_memory(2 * 2**30, 2 * 2**30, "model")
     with pytest.raises(
         ConfigError, match=r"model needs 3\.00 GiB of memory, 2\.00 GiB is available"
     ):
-        memory.require_memory(3 * 2**30, "model")
-    monkeypatch.setattr(memory, "available_memory", lambda: None)
-    memory.require_memory(2**60, "model")
+        memory.require_memory(3 * 2**30, 2 * 2**30, "model")
+    memory.require_memory(2**60, None, "model")

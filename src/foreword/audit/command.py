@@ -200,7 +200,9 @@ def _replay(options: AuditOptions, path: Path) -> int:
     prompt = options.prompt[0] if options.prompt else None
     progress: Step | None = _progress if sys.stderr.isatty() and not options.json else None
     outcomes: list[Replayed] = []
-    for outcome in replay(options.model, records, prompt, options.threads, progress):
+    for outcome in replay(
+        options.model, records, prompt, options.revision, options.threads, progress
+    ):
         outcomes.append(outcome)
         if not options.json:
             for note in outcome.notes:

@@ -27,6 +27,7 @@ from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, Speculat
 from foreword.draft._context import DraftContext
 from foreword.draft.scripted import Reference
 from foreword.engine import Engine
+from foreword.kv.pool import available_bytes
 from foreword.model.weights.memory import require_memory
 from foreword.protocols import Drafter, Sampler
 from foreword.sample.sampler import GumbelSampler
@@ -49,7 +50,8 @@ class Laboratory:
             self.draft_checkpoint = open_draft(config, checkpoint, self.tokenizer, progress)
         shared = self.draft_checkpoint.files == checkpoint.files
         opened = [checkpoint] if shared else [checkpoint, self.draft_checkpoint]
-        require_memory(sum(weight_bytes(config, one) for one in opened), config.model)
+        weights = sum(weight_bytes(config, one) for one in opened)
+        require_memory(weights, available_bytes(config.device), config.model)
         num_tokens = self.tokenizer.vocab_size
         self.models = [
             load_model(config, one, num_tokens, self.context, progress) for one in opened

@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foreword import machine
 from foreword.audit.compare import LOGIC, NUMERICS, ROUNDING
-from foreword.build import NUMERICS_VERSION, Progress
+from foreword.build import NUMERICS_VERSION, Progress, load_tokenizer
 from foreword.config import from_options
 from foreword.errors import ConfigError, ForewordError, RequestError
+from foreword.kernels._host import arithmetic_build
 from foreword.llm import LLM
+from foreword.model.weights.checkpoint import Checkpoint
+from foreword.model.weights.open import open_checkpoint
 from foreword.outputs import CompletionOutput, Logprob
 from foreword.receipt import ids_sha256
 from foreword.text.template import encode_chat
@@ -84,7 +87,7 @@ def _entries(content: Any) -> Iterator[Mapping[str, Any]]:
 
 def _record(entry: Mapping[str, Any], number: int) -> Record:
     receipt = entry.get("receipt", entry)
-    for key in ("numerics_version", "model", "numerics", "machine", "seed", "sampling",
+    for key in ("numerics_version", "model", "numerics", "machine", "build", "seed", "sampling",
                 "max_model_len", "prompt_sha256", "num_tokens", "tokens_sha256"):  # fmt: skip
         if key not in receipt:
             raise ConfigError(f"the receipt of output {number} has no {key!r}; it is not complete")
@@ -97,19 +100,26 @@ def replay(
     model: str,
     records: SequenceOf[Record],
     prompt: str | None = None,
+    revision: str | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Replayed]:
     """Yields one outcome per record; results of one numerics share a loaded model."""
+    here = facts(open_checkpoint(model, revision, progress))
     llm, loaded = None, None
     try:
         for record in records:
+            found = mismatches(record.receipt, here)
+            if found:
+                problem = "cannot be re-derived here: " + "; ".join(found)
+                yield Replayed(record.name, 0, problem, notes(record.receipt))
+                continue
             wanted = engine_options(record.receipt)
             if wanted != loaded:
                 if llm is not None:
                     llm.close()
                 llm, loaded = None, None  # released before the next is loaded
-                llm = LLM(model, **wanted, threads=threads, progress=progress)
+                llm = LLM(model, **wanted, revision=revision, threads=threads, progress=progress)
                 loaded = wanted
             assert llm is not None
             yield _replay_one(llm, record, prompt)
@@ -134,30 +144,41 @@ def engine_options(receipt: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def mismatches(receipt: Mapping[str, Any], model_sha256: str) -> list[str]:
+def facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a receipt says of its model, of the model given now."""
+    num_tokens = load_tokenizer(checkpoint).vocab_size
+    return {
+        "sha256": checkpoint.fingerprint(),
+        "vocab_size": min(num_tokens, checkpoint.config.vocab_size),
+        "eos_ids": sorted(checkpoint.eos_ids),
+    }
+
+
+def mismatches(receipt: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     """What the tokens depend on and is not the same here, one line each."""
+    build = arithmetic_build(receipt["numerics"]["device"])
+    theirs, ours = receipt["build"], dict(build)
     pairs = [
         ("numerics version", receipt["numerics_version"], NUMERICS_VERSION),
-        ("model sha256", receipt["model"]["sha256"], model_sha256),
         ("machine type", receipt["machine"], machine.machine_type()),
+        *((f"model {key}", receipt["model"].get(key), value) for key, value in model.items()),
+        *((key, theirs.get(key), ours.get(key)) for key in sorted({*theirs, *ours})),
     ]
-    return [f"{what} is {theirs} in the receipt, {ours} here" for what, theirs, ours in pairs
-            if theirs != ours]  # fmt: skip
+    return [f"{what} is {old} in the receipt, {new} here" for what, old, new in pairs if old != new]
+
+
+def notes(receipt: Mapping[str, Any]) -> tuple[str, ...]:
+    """Another version of the code may give the same bits: said, not held against it."""
+    made, here = receipt.get("foreword"), __version__
+    return () if made == here else (f"made by foreword {made}, this is {here}",)
 
 
 def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
     receipt = record.receipt
-    version = receipt.get("foreword")
-    notes = (
-        () if version == __version__ else (f"made by foreword {version}, this is {__version__}",)
-    )
 
     def outcome(problem: str | None, num_tokens: int = 0) -> Replayed:
-        return Replayed(record.name, num_tokens, problem, notes)
+        return Replayed(record.name, num_tokens, problem, notes(receipt))
 
-    found = mismatches(receipt, llm.built.checkpoint.fingerprint())
-    if found:
-        return outcome("cannot be re-derived here: " + "; ".join(found))
     try:
         prompt_ids = find_prompt(llm.tokenizer, record, prompt)
     except RequestError as error:
@@ -178,8 +199,6 @@ def sampling_params(receipt: Mapping[str, Any]) -> SamplingParams:
     options = {**receipt["sampling"], "seed": receipt["seed"], "n": 1, "logprobs": 2}
     if receipt.get("finish_reason") in CUT:
         options["max_tokens"] = receipt["num_tokens"]
-    known = {item.name for item in fields(SamplingParams)}
-    assert {"seed", "n", "logprobs", "max_tokens"} <= known
     params: SamplingParams = from_options(SamplingParams, options, "the sampling of a receipt")
     return params
 

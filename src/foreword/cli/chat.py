@@ -25,8 +25,8 @@ from foreword.errors import ForewordError, RequestError
 from foreword.types import SamplingParams
 
 if TYPE_CHECKING:
-    from foreword.llm import LLM, Sample
-    from foreword.outputs import CompletionOutput
+    from foreword.llm import LLM
+    from foreword.outputs import CompletionOutput, Sample
 
 HELP = """/reset   start a new conversation (the system message stays)
 /help    this list

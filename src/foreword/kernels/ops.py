@@ -91,7 +91,8 @@ class Backend(Protocol):
         Re-entrant."""
 
     def close(self) -> None:
-        """End worker threads, if any."""
+        """End worker threads, if any; a pass afterwards raises KernelUnavailable. May be called
+        twice."""
 
     def set_threads(self, threads: int) -> None:
         """Use so many threads from the next pass on; no bit depends on it."""

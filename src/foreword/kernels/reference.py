@@ -62,12 +62,13 @@ class ReferenceKernels:
         self.compute = compute
         self.partition = partition
         self.cos, self.sin = rotary.cos.to(compute), rotary.sin.to(compute)
+        self._closed = False
 
     def guard(self) -> AbstractContextManager[None]:
         return pinned(torch.device("cpu"))
 
     def close(self) -> None:
-        return None
+        self._closed = True
 
     def set_threads(self, threads: int) -> None:
         """One thread it is, whatever is asked."""
@@ -101,6 +102,8 @@ class ReferenceKernels:
         return _own(norm.to(self.compute)), self._matrix(weight)
 
     def start(self, batch: Batch) -> Step:
+        if self._closed:
+            raise KernelUnavailable("this model is closed; load it again to use it")
         lanes: list[np.ndarray] = []
         for segment in batch.segments:
             cached = segment.slots[: segment.cached]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foreword import machine
 from foreword.errors import ConfigError
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # KV formats by name
@@ -81,6 +82,13 @@ class KVPool:
         for layer, pair in enumerate(zip(self.keys, self.values, strict=True)):
             for name, tensor in zip(("keys", "values"), pair, strict=True):
                 assert not tensor[0].any(), f"slot 0 (null): {name} of layer {layer} were written"
+
+
+def available_bytes(device: str) -> int | None:
+    """Free memory of the device that will hold weights and pool; None where it cannot be told."""
+    if torch.device(device).type == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    return machine.available_memory()
 
 
 def bytes_per_slot(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -21,7 +21,7 @@ from foreword.sample.portable import Floats, Ids
 Words = npt.NDArray[np.uint64]
 
 MASK = 2**64 - 1
-TOKENS, DERIVED_SEEDS = 0, 1  # streams: independent random decisions of one seed
+TOKENS, SAMPLE_SEEDS, REQUEST_SEEDS = 0, 1, 2  # streams: independent decisions of one seed
 
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -60,7 +60,13 @@ def derive(seed: int, index: int) -> int:
     """The seed of sample `index` >= 0 of a request: sample 0 has the request's own."""
     if index == 0:
         return seed
-    return philox((seed, DERIVED_SEEDS), (index, 0, 0, 0))[0]
+    return philox((seed, SAMPLE_SEEDS), (index, 0, 0, 0))[0]
+
+
+def request_seed(seed: int, number: int) -> int:
+    """The seed of request `number` >= 0 of an engine with a seed. A stream of its own: it is not
+    the seed of another request's sample either."""
+    return philox((seed, REQUEST_SEEDS), (number, 0, 0, 0))[0]
 
 
 def fresh_seed() -> int:

@@ -37,7 +37,6 @@ from foreword.kernels.torch.linear import (
     column_blocks,
     to_tiles,
     verify_blocks,
-    verify_rows,
 )
 from foreword.kernels.torch.pieces import Pieces, plan_pieces
 from foreword.kernels.torch.products import BlockProduct, Dense, FusedGate, Gate, Joined, Product
@@ -113,7 +112,7 @@ class TorchKernels:
         self.input_dtype = torch.float32 if numerics in QUANTISED else self.dtype  # of products
         self.workers = Workers(threads if self.device.type == "cpu" else 1)
         self.cos, self.sin = (part.to(self.device) for part in (rotary.cos, rotary.sin))
-        self._verified: set[tuple[int, ...]] = set()
+        self._verified: set[tuple[object, ...]] = set()  # kinds of product proved
         with self.guard():
             verify_pieces(
                 config.num_heads, config.num_kv_heads, config.head_dim, partition, self.device
@@ -126,6 +125,7 @@ class TorchKernels:
         self.workers.close()
 
     def set_threads(self, threads: int) -> None:
+        self.workers.check_open()
         self.workers.close()
         self.workers = Workers(threads if self.device.type == "cpu" else 1)
 
@@ -235,10 +235,12 @@ class TorchKernels:
         return self._vector(torch.cat(rows))
 
     def _verify(self, blocks: Blocks) -> None:
-        fresh = tuple(part for part in blocks.parts if tuple(part.shape) not in self._verified)
+        """Prove each (shape, dtype) once: a product of another dtype is another kernel."""
+        kinds = {(part.shape, part.dtype): part for part in blocks.parts}
+        fresh = {kind: part for kind, part in kinds.items() if kind not in self._verified}
         with self.guard():
-            verify_blocks(Blocks(fresh, (), 0))
-        self._verified.update(tuple(part.shape) for part in fresh)
+            verify_blocks(Blocks(tuple(fresh.values()), (), 0))
+        self._verified.update(fresh)
 
     # -- one pass -------------------------------------------------------------------------------
 
@@ -260,7 +262,7 @@ class TorchKernels:
     def attend_input(
         self, layer: Layer, hidden: Tensor, step: Step, keys: Tensor, values: Tensor
     ) -> Tensor:
-        config, rows = self.config, step.batch.num_rows
+        config = self.config
         projected = layer.qkv.apply(self._normed(hidden, layer.attention_norm), self.workers)
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         query = torch.empty(
@@ -283,7 +285,6 @@ class TorchKernels:
             values[here] = v[: len(here)].to(values.dtype)
 
         self.workers.each(split, range(hidden.shape[0]))
-        assert query.shape[0] * TILE >= rows
         return query.view(-1, heads, dim)
 
     def attend(
@@ -347,8 +348,4 @@ def make(
     device: str = "cpu",
     threads: int = 1,
 ) -> TorchKernels:
-    kernels = TorchKernels(config, numerics, rotary, device, threads)
-    return kernels
-
-
-__all__ = ["TorchKernels", "make", "verify_rows"]
+    return TorchKernels(config, numerics, rotary, device, threads)

@@ -13,15 +13,16 @@ from torch import Tensor
 from foreword.errors import KernelUnavailable
 from foreword.kernels.torch.attention import attend
 from foreword.kernels.torch.linear import TILE
-from foreword.kernels.torch.pieces import QUERIES, plan_pieces
+from foreword.kernels.torch.pieces import plan_pieces
 from foreword.kernels.torch.workers import Workers
 from foreword.model.batch import Batch, Segment
 
 
 def verify_pieces(heads: int, kv_heads: int, dim: int, lanes: int, device: torch.device) -> None:
-    """Raise KernelUnavailable if a row alone differs from the row as any of QUERIES siblings.
+    """Raise KernelUnavailable if a row alone differs from the row as any of TILE siblings.
 
-    Position lanes + lanes // 2 sees one partition whole and one in part.
+    Position lanes + lanes // 2 sees one partition whole and one in part; TILE siblings fill every
+    place of the pieces and of the merge.
     """
     cached = lanes + lanes // 2
     random = torch.Generator("cpu").manual_seed(0)
@@ -30,7 +31,7 @@ def verify_pieces(heads: int, kv_heads: int, dim: int, lanes: int, device: torch
         made = torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
         return made.to(device)
 
-    keys, values = (normal(1 + cached + QUERIES, kv_heads, dim) for _ in range(2))
+    keys, values = (normal(1 + cached + TILE, kv_heads, dim) for _ in range(2))
     keys[0], values[0] = 0.0, 0.0
     for own in (keys, values):
         own[cached + 1 :] = own[cached + 1]  # siblings: the same key and value
@@ -47,9 +48,9 @@ def verify_pieces(heads: int, kv_heads: int, dim: int, lanes: int, device: torch
         return attend(query, keys, values, pieces, workers)[places]
 
     alone = run([0], 1)[0]
-    every = list(range(QUERIES))
+    every = list(range(TILE))
     for places in (every, *([place] for place in every)):
-        for row in run(places, QUERIES):
+        for row in run(places, TILE):
             if not torch.equal(row, alone):
                 raise KernelUnavailable(
                     f"this PyTorch computes attention with {heads} heads, {kv_heads} KV heads of "

@@ -6,6 +6,7 @@ numbers and is not implemented is refused by name. Knows no tensors.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from foreword.errors import UnsupportedModel, WeightsError
 from foreword.model.config import ModelConfig
 from foreword.model.weights.fields import Fields
 from foreword.model.weights.hf_rope import rope_config
+
+logger = logging.getLogger(__name__)
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -74,10 +77,17 @@ def check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
         raise WeightsError(f"{where}: head_dim must be even and at least 2, got {head_dim}")
 
 
+# Sampling fields of the file that are not implemented yet, with the value that means "off".
+NOT_APPLIED = {"repetition_penalty": 1.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
+
+
 def generation_defaults(raw: Mapping[str, Any], where: str) -> dict[str, float | int]:
     """temperature, top_p, top_k and min_p that the file sets; none when `do_sample` is false."""
     if raw.get("do_sample") is False:
         return {}
+    for name, neutral in NOT_APPLIED.items():
+        if raw.get(name) not in (None, neutral):
+            logger.warning("%s: %s %s is not applied", where, name, raw[name])
     found: dict[str, float | int] = {}
     for name in ("temperature", "top_p", "top_k", "min_p"):
         value = raw.get(name)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from foreword.errors import ConfigError
-from foreword.machine import available_memory
 
 
-def require_memory(needed_bytes: int, what: str) -> None:
-    """Raises ConfigError naming needed and available memory (cgroup limit included) when short.
+def require_memory(needed_bytes: int, available: int | None, what: str) -> None:
+    """Raises ConfigError naming needed and available bytes when short.
 
-    Where the system does not tell (Windows), nothing is refused.
+    Where the system does not tell what is available (None), nothing is refused.
     """
-    available = available_memory()
     if available is not None and needed_bytes > available:
         raise ConfigError(
             f"{what} needs {gibibytes(needed_bytes)} of memory, {gibibytes(available)} is"
