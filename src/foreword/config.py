@@ -62,13 +62,14 @@ class SpeculativeConfig:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is built from. `model`, `quantization`, `numerics`, `backend` and the KV
-    format decide bits; nothing else here may."""
+    format (and the instruction set of backend cpu) decide bits; nothing else here may."""
 
     model: str
     revision: str | None = None
     numerics: str = "float32"
     quantization: str | None = None  # int8 | int4: quantise the matrices while they are loaded
     backend: str = "torch"
+    isa: str | None = None  # backend cpu: its instruction set, None = the best here
     device: str = "cpu"
     threads: int | None = None  # None = affinity, cgroup quota, OMP_NUM_THREADS
     max_model_len: int | None = None
@@ -82,6 +83,8 @@ class EngineConfig:
         one_of(self, "numerics", NUMERICS)
         if self.quantization is not None:
             one_of(self, "quantization", QUANTIZATIONS)
+        if self.isa is not None and self.backend != "cpu":
+            raise ConfigError(f"isa {self.isa!r} is for backend cpu, not {self.backend}; leave it out")
         one_of(self, "generation_config", ("auto", "none"))
         for name in ("threads", "max_model_len"):
             if getattr(self, name) is not None:
