@@ -71,6 +71,7 @@ class Built:
     context: int  # positions a request may use, prompt and output together
     vocab_size: int  # ids with a text
     kv_format: str
+    isa: str | None  # instruction set of the kernels, where the backend chooses one
     defaults: dict[str, float | int]  # sampling defaults in force for unset fields
     close: Callable[[], None]  # ends worker threads
 
@@ -108,6 +109,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         context=context,
         vocab_size=model.vocab_size,
         kv_format=_kv_format(config),
+        isa=getattr(model.kernels, "isa", None),
         close=closing(model, draft_model),
         defaults=checkpoint.generation if config.generation_config == "auto" else {},
     )
@@ -190,8 +192,10 @@ def load_model(
     shape = checkpoint.config
     frequencies, factor = inverse_frequencies(shape.rope, shape.head_dim, shape.max_position)
     rotary = RotaryTable.build(frequencies, factor, context)
+    threads = config.threads or machine.num_threads()
+    options = {} if config.isa is None else {"isa": config.isa}
     kernels: Kernels | WholePass = member("kernels", config.backend).make(
-        shape, config.numerics, rotary, config.device, config.threads or machine.num_threads()
+        shape, config.numerics, rotary, config.device, threads, **options
     )
     name = checkpoint.path.name
 

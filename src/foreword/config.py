@@ -67,8 +67,8 @@ class SpeculativeConfig:
 class EngineConfig:
     """Everything an engine is built from.
 
-    Model, revision, quantization, numerics, backend, device and generation_config decide what a
-    request's tokens are, max_model_len where they end, seed which stream one without a seed gets.
+    Model, revision, quantization, numerics, backend, isa, device and generation_config decide what
+    a request's tokens are, max_model_len where they end, seed which stream one without a seed gets.
     threads, scheduler, cache and speculative decide how fast, and nothing else.
     """
 
@@ -77,6 +77,7 @@ class EngineConfig:
     numerics: str = "float32"
     quantization: str | None = None  # int8 | int4: quantise the matrices while they are loaded
     backend: str = "torch"
+    isa: str | None = None  # backend cpu: its instruction set, None = the best here
     device: str = "cpu"
     threads: int | None = None  # None = affinity, cgroup quota, OMP_NUM_THREADS
     max_model_len: int | None = None
@@ -90,6 +91,8 @@ class EngineConfig:
         one_of(self, "numerics", NUMERICS)
         if self.quantization is not None:
             one_of(self, "quantization", QUANTIZATIONS)
+        if self.isa is not None and self.backend != "cpu":
+            raise ConfigError(f"isa {self.isa!r} is for backend cpu, not {self.backend}; leave it out")
         one_of(self, "generation_config", ("auto", "none"))
         for name in ("threads", "max_model_len"):
             if getattr(self, name) is not None:

@@ -113,7 +113,10 @@ class EngineOptions:
         _text("--quantization", "int8 or int4: quantise at load. Decides bits.", _ENGINE),
     ] = None
     backend: Annotated[
-        str | None, _text("--backend", "torch or reference. Decides bits.", _ENGINE)
+        str | None, _text("--backend", "cpu, torch or reference. Decides bits.", _ENGINE)
+    ] = None
+    isa: Annotated[
+        str | None, _text("--isa", "Of backend cpu: portable, avx2, avx512 or amx.", _ENGINE)
     ] = None
     device: Annotated[str | None, _text("--device", "cpu or cuda.", _ENGINE)] = None
     threads: Annotated[
@@ -176,6 +179,7 @@ def llm_arguments(options: EngineOptions, seed: int | None = None) -> dict[str, 
             "numerics",
             "quantization",
             "backend",
+            "isa",
             "device",
             "threads",
             "max_model_len",

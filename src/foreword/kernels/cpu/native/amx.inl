@@ -141,42 +141,47 @@ void unpack_panel(const Linear& linear, const uint8_t* panel, uint8_t* to, float
 }
 
 // The intrinsics are macros that spell register numbers, so they want literals.
-#define FOREWORD_DOT(T, A, W, X, Q)                                       \
-  do {                                                                    \
-    const uint8_t *x_ = (X), *q_ = (Q);                                   \
-    _tile_zero(T);                                                        \
-    for (int b = 0; b < blocks; ++b, x_ += 16 * BLOCK, q_ += 16 * BLOCK) { \
-      _tile_loadd(A, x_, BLOCK);                                          \
-      _tile_loadd(W, q_, 64);                                             \
-      _tile_dpbsud(T, A, W);                                              \
-    }                                                                     \
-    _tile_stored(T, dots + 256 * T, 64);                                  \
+#define FOREWORD_DOT(T, A, W, X, Q)                                          \
+  do {                                                                       \
+    const uint8_t *x_ = (X), *q_ = (Q);                                      \
+    _tile_zero(T);                                                           \
+    for (int b = 0; b < blocks; ++b, x_ += 16 * BLOCK, q_ += 16 * BLOCK) {   \
+      _tile_loadd(A, x_, BLOCK);                                             \
+      _tile_loadd(W, q_, 64);                                                \
+      _tile_dpbsud(T, A, W);                                                 \
+    }                                                                        \
   } while (0)
 
-// M rows of a row block: up to four groups on the matrix unit, then their float part.
+// M rows of a row block. Two groups are on the matrix unit while the float part of the two before
+// runs on the vector units; `dots` has room for both.
 template <int KIND, int BLOCK, int M>
 inline void a8_block(const Linear& linear, const Rows& rows, int block, const uint8_t* w,
                      const float* scales, int32_t* dots, F (&acc)[M]) {
-  const int groups = groups_of(linear), blocks = linear.group / BLOCK;
+  const int groups = groups_of(linear), blocks = linear.group / BLOCK, zero = linear.zero;
   const size_t step = (size_t)linear.group * 16;
   const uint8_t* x = rows.values + (size_t)block * groups * step;
   size_t at = (size_t)block * groups * 16;
-  for (int g = 0; g < groups; g += 4) {
-    const int count = groups - g < 4 ? groups - g : 4;
+  FOREWORD_DOT(0, 4, 6, x, w);
+  if (groups > 1) FOREWORD_DOT(1, 5, 7, x + step, w + step);
+  _tile_stored(0, dots, 64);
+  if (groups > 1) _tile_stored(1, dots + 256, 64);
+  for (int g = 0; g < groups; g += 2) {
+    const int next = groups - g - 2;
+    int32_t* ready = dots + (g & 2) * 256;
+    int32_t* coming = dots + (2 - (g & 2)) * 256;
+    x += 2 * step, w += 2 * step;
+    if (next > 0) FOREWORD_DOT(2, 4, 6, x, w);
+    if (next > 1) FOREWORD_DOT(3, 5, 7, x + step, w + step);
     asm volatile("" ::: "memory");
-    FOREWORD_DOT(0, 4, 6, x, w);
-    if (count > 1) FOREWORD_DOT(1, 5, 7, x + step, w + step);
-    if (count > 2) FOREWORD_DOT(2, 4, 6, x + 2 * step, w + 2 * step);
-    if (count > 3) FOREWORD_DOT(3, 5, 7, x + 3 * step, w + 3 * step);
-    x += 4 * step, w += 4 * step;
-    asm volatile("" ::: "memory");
-    for (int t = 0; t < count; ++t, at += 16, scales += 32) {
+    for (int t = 0; t < 2 && g + t < groups; ++t, at += 16, scales += 32) {
       const Scales s = {f_load(scales), f_load(scales + 16)};
       FOREWORD_UNROLL
       for (int m = 0; m < M; ++m)
-        acc[m] = finish_a8<KIND>(acc[m], i_load(dots + 256 * t + 16 * m), s, linear.zero,
+        acc[m] = finish_a8<KIND>(acc[m], i_load(ready + 256 * t + 16 * m), s, zero,
                                  rows.sums[at + m], rows.isums[at + m], rows.scales[at + m]);
     }
+    if (next > 0) _tile_stored(2, coming, 64);
+    if (next > 1) _tile_stored(3, coming + 256, 64);
   }
 }
 
