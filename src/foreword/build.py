@@ -20,7 +20,7 @@ from foreword.config import EngineConfig, from_options
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError
-from foreword.kernels.ops import Kernels, RotaryTable, require_device
+from foreword.kernels.ops import QUANTISED, Kernels, RotaryTable, WholePass, require_device
 from foreword.kv.pool import FORMATS, KVPool, available_bytes, bytes_per_slot
 from foreword.model.config import ModelConfig
 from foreword.model.llama import Decoder
@@ -28,6 +28,7 @@ from foreword.model.rope import inverse_frequencies
 from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.memory import require_memory
 from foreword.model.weights.open import open_checkpoint
+from foreword.model.weights.quantize import quantised
 from foreword.protocols import Drafter, KVStore, Sampler, TreeBuilder
 from foreword.sample.sampler import GumbelSampler
 from foreword.scheduler import Scheduler
@@ -70,6 +71,7 @@ class Built:
     context: int  # positions a request may use, prompt and output together
     vocab_size: int  # ids with a text
     kv_format: str
+    isa: str | None  # instruction set of the kernels, where the backend chooses one
     defaults: dict[str, float | int]  # sampling defaults in force for unset fields
     close: Callable[[], None]  # ends worker threads
 
@@ -78,7 +80,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     """Check names and options, open, fit, load: every error comes before anything is served."""
     drafting, drafter_config = check_names(config)
     needs_model = "own_kv" in drafting.needs
-    checkpoint = open_checkpoint(config.model, config.revision, progress)
+    checkpoint = open_model(config, config.model, config.revision, progress)
     tokenizer = load_tokenizer(checkpoint)
     context = _context(config, checkpoint.config)
     draft = open_draft(config, checkpoint, tokenizer, progress) if needs_model else None
@@ -107,6 +109,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         context=context,
         vocab_size=model.vocab_size,
         kv_format=_kv_format(config),
+        isa=getattr(model.kernels, "isa", None),
         close=closing(model, draft_model),
         defaults=checkpoint.generation if config.generation_config == "auto" else {},
     )
@@ -189,8 +192,10 @@ def load_model(
     shape = checkpoint.config
     frequencies, factor = inverse_frequencies(shape.rope, shape.head_dim, shape.max_position)
     rotary = RotaryTable.build(frequencies, factor, context)
-    kernels: Kernels = member("kernels", config.backend).make(
-        shape, config.numerics, rotary, config.device, config.threads or machine.num_threads()
+    threads = config.threads or machine.num_threads()
+    options = {} if config.isa is None else {"isa": config.isa}
+    kernels: Kernels | WholePass = member("kernels", config.backend).make(
+        shape, config.numerics, rotary, config.device, threads, **options
     )
     name = checkpoint.path.name
 
@@ -198,7 +203,8 @@ def load_model(
         if progress is not None:
             progress(f"loading {name}", done, total)
 
-    return Decoder(shape, kernels, checkpoint.tensor, num_tokens, loaded)
+    load = checkpoint.weight if config.numerics in QUANTISED else checkpoint.tensor
+    return Decoder(shape, kernels, load, num_tokens, loaded)
 
 
 def _node_budget(fixed: int | None) -> Callable[[int], int]:
@@ -212,12 +218,20 @@ def _node_budget(fixed: int | None) -> Callable[[int], int]:
     return fill if fixed is None else lambda _: fixed
 
 
+def open_model(
+    config: EngineConfig, name: str, revision: str | None, progress: Progress | None
+) -> Checkpoint:
+    """A checkpoint as it is stored, or its matrices quantised when they are read."""
+    checkpoint = open_checkpoint(name, revision, progress)
+    return quantised(checkpoint, config.quantization) if config.quantization else checkpoint
+
+
 def open_draft(
     config: EngineConfig, target: Checkpoint, tokenizer: Tokenizer, progress: Progress | None
 ) -> Checkpoint:
     """The draft checkpoint, its vocabulary checked against the target's."""
     assert config.speculative.model is not None
-    draft = open_checkpoint(config.speculative.model, None, progress)
+    draft = open_model(config, config.speculative.model, None, progress)
     if draft.files != target.files:
         difference = compatible(tokenizer, load_tokenizer(draft))
         if difference is not None:
@@ -276,11 +290,18 @@ def _slots(config: EngineConfig, context: int, checkpoints: list[Checkpoint], sh
 
 
 def weight_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    """Bytes of the packed weights: each in the mode's dtype, the LM head a float32 copy."""
+    """Bytes of the packed weights: each in the mode's dtype, the LM head a float32 copy; matrices
+    that stay quantised one byte a number and at most half a byte of scales, the head a copy."""
     size = 4 if config.numerics == "float32" else 2
-    shape = checkpoint.config
-    numbers = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
-    return numbers * size + 4 * shape.vocab_size * shape.hidden_size
+    shape, total = checkpoint.config, 0
+    head = "model.embed_tokens.weight" if shape.tied_head else "lm_head.weight"
+    for name in checkpoint.names():
+        numbers = math.prod(checkpoint.shape(name))
+        grouped = config.numerics in QUANTISED and checkpoint.is_grouped(name)
+        total += numbers * 3 // 2 if grouped else numbers * size
+        if name == head:
+            total += numbers * 3 // 2 if grouped else numbers * 4
+    return total
 
 
 def make_store(config: EngineConfig, checkpoint: Checkpoint, slots: int) -> KVStore:

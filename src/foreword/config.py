@@ -8,7 +8,8 @@ from typing import Any
 from foreword.errors import ConfigError
 from foreword.types import MAX_SEED
 
-NUMERICS = ("float32", "bfloat16")
+NUMERICS = ("float32", "bfloat16", "a16", "a8")
+QUANTIZATIONS = ("int8", "int4")
 
 # Names of drafters in other engines, in lower case.
 METHODS = {"draft_model": "model", "standalone": "model", "prompt_lookup": "ngram"}
@@ -66,15 +67,17 @@ class SpeculativeConfig:
 class EngineConfig:
     """Everything an engine is built from.
 
-    Model and revision, numerics, backend, device and generation_config decide what a request's
-    tokens are, max_model_len where they end, seed which stream a request without a seed gets.
+    Model, revision, quantization, numerics, backend, isa, device and generation_config decide what
+    a request's tokens are, max_model_len where they end, seed which stream one without a seed gets.
     threads, scheduler, cache and speculative decide how fast, and nothing else.
     """
 
     model: str
     revision: str | None = None
     numerics: str = "float32"
+    quantization: str | None = None  # int8 | int4: quantise the matrices while they are loaded
     backend: str = "torch"
+    isa: str | None = None  # backend cpu: its instruction set, None = the best here
     device: str = "cpu"
     threads: int | None = None  # None = affinity, cgroup quota, OMP_NUM_THREADS
     max_model_len: int | None = None
@@ -86,6 +89,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         one_of(self, "numerics", NUMERICS)
+        if self.quantization is not None:
+            one_of(self, "quantization", QUANTIZATIONS)
+        if self.isa is not None and self.backend != "cpu":
+            raise ConfigError(f"isa {self.isa!r} is for backend cpu, not {self.backend}; leave it out")
         one_of(self, "generation_config", ("auto", "none"))
         for name in ("threads", "max_model_len"):
             if getattr(self, name) is not None:

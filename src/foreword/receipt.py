@@ -41,7 +41,9 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
         },
         "numerics": {
             "backend": config.backend,
+            "isa": built.isa,
             "mode": config.numerics,
+            "quantization": config.quantization,
             "kv_format": built.kv_format,
             "device": config.device,
         },

@@ -43,7 +43,7 @@ def test_models_info(cli, tiny_path):
     assert found["tensor_types"] == {"F32": 20}
     assert found["config"]["num_layers"] == 2
     memory = found["memory"]
-    assert set(memory) == {"float32", "bfloat16"}
+    assert set(memory) == {"float32", "bfloat16", "a16", "a8"}
     assert memory["float32"]["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
     assert memory["bfloat16"]["weight_bytes"] < memory["float32"]["weight_bytes"]
     text = cli("models", "info", tiny_path)

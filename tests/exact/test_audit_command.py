@@ -30,6 +30,7 @@ class Options:
     replay: Path | None = None
     prompt: list[str] | None = None
     numerics: str = "float32"
+    quantization: str | None = None
     backend: str = "torch"
     threads: int | None = 1
     drafters: str | None = "noisy"

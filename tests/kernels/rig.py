@@ -104,11 +104,10 @@ def decoder(
 def store(model: Decoder, dtype: torch.dtype | None = None, slots: int = SLOTS) -> Any:
     """A KV store as the model sees it: a pool. dtype: that of the numerics unless given."""
     config = model.config
-    numerics = getattr(model.kernels, "numerics", None) or (
-        "bfloat16" if model.kernels.rounding == torch.bfloat16 else "float32"
-    )
     shape = (config.num_layers, slots, config.num_kv_heads, config.head_dim)
-    return SimpleNamespace(pool=KVPool(*shape, dtype or DTYPES[numerics]))
+    return SimpleNamespace(
+        pool=KVPool(*shape, dtype or DTYPES.get(model.kernels.numerics, torch.bfloat16))
+    )
 
 
 def ids_of(count: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:

@@ -36,6 +36,7 @@ WORDS = {room for room, level in LEVELS.items() if level == 0}
 
 # Words too, wherever they are kept: the integers of a pass and the shape of a model.
 PLAIN = {"foreword.model.batch", "foreword.model.config"}
+FORM = "foreword.model.weights.grouped"  # what a quantised matrix is; kernels take it
 TORCH_ROOMS = {"kernels", "model"}
 TORCH_FILES = {"foreword.kv.pool", "foreword.audit.host"}  # the latter flips torch's switches
 
@@ -66,7 +67,7 @@ def room_of(name: str) -> str:
 
 
 def level_of(name: str) -> int:
-    return 0 if name in PLAIN else LEVELS[room_of(name)]
+    return 0 if name in PLAIN | {FORM} else LEVELS[room_of(name)]
 
 
 def package_modules() -> dict[str, Module]:

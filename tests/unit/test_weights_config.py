@@ -218,7 +218,7 @@ def test_v65_gguf_experts_are_refused(tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config 'gptq'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "'bitsandbytes'"),
         ({"hidden_size": None}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"vocab_size": "512"}, "vocab_size"),

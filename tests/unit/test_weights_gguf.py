@@ -156,6 +156,11 @@ def test_v84_random_blocks_equal_gguf_py(tmp_path: Path, name: str, tensor: str)
         found = interleaved(found, 4)
     assert np.array_equal(found.view(np.int32), wanted.view(np.int32))
     assert np.count_nonzero(found) > found.size // 2
+    assert checkpoint.is_grouped(tensor)
+    native = checkpoint.weight(tensor)
+    assert torch.equal(
+        native.dequantize().view(torch.int32), checkpoint.tensor(tensor).view(torch.int32)
+    )
 
 
 def _finite_blocks(random: np.random.Generator, rows: int, kind: Kind) -> np.ndarray:

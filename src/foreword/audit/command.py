@@ -42,6 +42,8 @@ class AuditOptions(Protocol):
     @property
     def numerics(self) -> str: ...
     @property
+    def quantization(self) -> str | None: ...
+    @property
     def backend(self) -> str: ...
     @property
     def threads(self) -> int | None: ...
@@ -70,6 +72,7 @@ def run(options: AuditOptions) -> int:
         model=options.model,
         revision=options.revision,
         numerics=options.numerics,
+        quantization=options.quantization,
         backend=options.backend,
         device=options.device,
         threads=options.threads,
@@ -87,6 +90,7 @@ def run(options: AuditOptions) -> int:
         "sha256": laboratory.checkpoint.fingerprint(),
         "backend": options.backend,
         "numerics": options.numerics,
+        "quantization": options.quantization,
         "numerics_version": NUMERICS_VERSION,
         "machine": machine.machine_type(),
         "seed": seed,

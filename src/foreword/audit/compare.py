@@ -23,7 +23,7 @@ NUMERICS, LOGIC, UNEXAMINED = "near-tie numerics", "logic error", "not examined"
 
 # How far rounding may push a logit, as a share of the row's largest magnitude: a generous guess
 # above what reordered sums do to tiny models. It only chooses the word in a report.
-ROUNDING = {"float32": 1e-4, "bfloat16": 5e-2}
+ROUNDING = {"float32": 1e-4, "bfloat16": 5e-2, "a16": 5e-2, "a8": 5e-2}
 
 LogprobBits = tuple[int, str, tuple[tuple[int, str], ...]]
 

@@ -20,6 +20,7 @@ from foreword.build import (
     make_store,
     member,
     open_draft,
+    open_model,
     weight_bytes,
 )
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -28,7 +29,6 @@ from foreword.draft.scripted import Reference
 from foreword.engine import Engine
 from foreword.kv.pool import available_bytes
 from foreword.model.weights.memory import require_memory
-from foreword.model.weights.open import open_checkpoint
 from foreword.protocols import Drafter, Sampler
 from foreword.sample.sampler import GumbelSampler
 
@@ -40,7 +40,7 @@ class Laboratory:
     then uses it, else the target drafts for itself). Raises what build.build raises."""
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
-        checkpoint = open_checkpoint(config.model, config.revision, progress)
+        checkpoint = open_model(config, config.model, config.revision, progress)
         self.config = config
         self.checkpoint = checkpoint
         self.tokenizer = load_tokenizer(checkpoint)

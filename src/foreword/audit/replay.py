@@ -133,7 +133,9 @@ def engine_options(receipt: Mapping[str, Any]) -> dict[str, Any]:
     numerics = receipt["numerics"]
     return {
         "numerics": numerics["mode"],
+        "quantization": numerics.get("quantization"),
         "backend": numerics["backend"],
+        "isa": numerics.get("isa"),
         "device": numerics["device"],
         "max_model_len": receipt["max_model_len"],
         "max_num_seqs": 1,

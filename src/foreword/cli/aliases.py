@@ -51,8 +51,7 @@ _GROUPS = {
         "n-gpu-layers",
         "gpu-memory-utilization",
     ),
-    "weights run as stored, in --numerics float32 or bfloat16; leave it out": (
-        "quantization",
+    "weights run as stored, in the --numerics asked for; leave it out": (
         "load-format",
         "kv-cache-dtype",
     ),

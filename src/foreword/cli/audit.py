@@ -32,7 +32,12 @@ class Options:
         str | None,
         typer.Option("--draft-model", "-md", help="For drafter model. Default: the model itself."),
     ] = None
-    numerics: Annotated[str, typer.Option("--numerics", help="float32 or bfloat16.")] = "float32"
+    numerics: Annotated[str, typer.Option("--numerics", help="float32, bfloat16, a16 or a8.")] = (
+        "float32"
+    )
+    quantization: Annotated[
+        str | None, typer.Option("--quantization", help="int8 or int4: quantise at load.")
+    ] = None
     backend: Annotated[str, typer.Option("--backend", help="torch or reference.")] = "torch"
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu"
     threads: Annotated[int | None, typer.Option("--threads", parser=whole_number, metavar="N")] = (

@@ -106,10 +106,17 @@ class EngineOptions:
         ),
     ] = None
     numerics: Annotated[
-        str | None, _text("--numerics", "float32 or bfloat16. Decides bits.", _ENGINE)
+        str | None, _text("--numerics", "float32, bfloat16, a16 or a8. Decides bits.", _ENGINE)
+    ] = None
+    quantization: Annotated[
+        str | None,
+        _text("--quantization", "int8 or int4: quantise at load. Decides bits.", _ENGINE),
     ] = None
     backend: Annotated[
-        str | None, _text("--backend", "torch or reference. Decides bits.", _ENGINE)
+        str | None, _text("--backend", "cpu, torch or reference. Decides bits.", _ENGINE)
+    ] = None
+    isa: Annotated[
+        str | None, _text("--isa", "Of backend cpu: portable, avx2, avx512 or amx.", _ENGINE)
     ] = None
     device: Annotated[str | None, _text("--device", "cpu or cuda.", _ENGINE)] = None
     threads: Annotated[
@@ -170,7 +177,9 @@ def llm_arguments(options: EngineOptions, seed: int | None = None) -> dict[str, 
         name: getattr(options, name)
         for name in (
             "numerics",
+            "quantization",
             "backend",
+            "isa",
             "device",
             "threads",
             "max_model_len",

@@ -46,9 +46,10 @@ def batch_line(outputs: Sequence[CompletionOutput], seconds: float) -> str:
 def receipt_line(receipt: dict[str, Any]) -> str:
     """The receipt in short: hashes cut to twelve digits."""
     model, numerics = receipt["model"], receipt["numerics"]
+    mode = "-".join(filter(None, (numerics["mode"], numerics["quantization"])))
     parts = (
         f"{model['name']}@{model['sha256'][:12]}",
-        f"{numerics['backend']}/{numerics['mode']}/{numerics['kv_format']}/{numerics['device']}",
+        f"{numerics['backend']}/{mode}/{numerics['kv_format']}/{numerics['device']}",
         receipt["machine"],
         f"seed {receipt['seed']}",
         f"prompt {receipt['prompt_sha256'][:12]}",

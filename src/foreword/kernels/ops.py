@@ -17,13 +17,26 @@ segments beside it, the number of threads, or global switches of the host progra
 - A row's K and V are written to the pool before they are read, so every reader sees the stored
   form.
 - A non-finite value in one row stays in that row.
+
+Numerics modes of a product y = x W^T (everything else is float32 in all of them):
+
+- float32, bfloat16: weights and inputs in that dtype, sums in float32.
+- a16, for a quantised matrix w = scale * q + offset: inputs x rounded to bfloat16, q exact. Over
+  the groups of columns in ascending order, in float32:
+      y = y + (scale * dot(x, q) + offset * sum(x))
+- a8, for a quantised matrix: per row and group of the weight s = amax(|x|) / 127, q_x = x / s
+  rounded half to even and clamped to +-127 (0 where s is 0 or not finite). Dot and sum are exact
+  integers:
+      y = y + s * (scale * float(dot(q_x, q)) + offset * float(sum(q_x)))
+- The term with `offset` is absent, not zero, for a type without. A matrix that is not quantised
+  runs as in bfloat16 mode in a16 and a8. A quantised embedding gives scale * q + offset in float32.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,23 +45,27 @@ from torch import Tensor
 from foreword.errors import KernelUnavailable
 from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
+from foreword.model.weights.grouped import GroupedInt
+
+QUANTISED = ("a16", "a8")  # the modes that take a quantised matrix as it is
 
 Hidden = Any  # residual rows, float32, layout of the backend
 Packed = Any  # weights in the layout of the backend
 Pass = Any  # what `start` precomputed for one batch
+Weight = Tensor | GroupedInt  # a matrix [out, in]; a GroupedInt only in a mode of QUANTISED
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
     """y = x W^T + b."""
 
-    weight: Tensor  # [out, in]
+    weight: Weight  # [out, in]
     bias: Tensor | None = None  # [out]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer as the checkpoint holds it, any float dtype."""
+    """One decoder layer as the checkpoint holds it, any float dtype or quantised."""
 
     attention_norm: Tensor  # [hidden]
     query: Projection  # [heads * head_dim, hidden]
@@ -64,8 +81,8 @@ class LayerWeights:
     window: int | None  # the token itself + window - 1 earlier keys; None = all
 
 
-class Kernels(Protocol):
-    """A backend: one folder (or file) of kernels/."""
+class Backend(Protocol):
+    """What every backend does at load: one folder (or file) of kernels/."""
 
     name: str
 
@@ -80,11 +97,15 @@ class Kernels(Protocol):
     def set_threads(self, threads: int) -> None:
         """Use so many threads from the next pass on; no bit depends on it."""
 
-    def pack_embedding(self, weight: Tensor) -> Packed: ...
+    def pack_embedding(self, weight: Weight) -> Packed: ...
 
     def pack_layer(self, weights: LayerWeights) -> Packed: ...
 
-    def pack_head(self, norm: Tensor, weight: Tensor) -> Packed: ...
+    def pack_head(self, norm: Tensor, weight: Weight) -> Packed: ...
+
+
+class Kernels(Backend, Protocol):
+    """A backend that runs a pass op by op."""
 
     def start(self, batch: Batch) -> Pass:
         """Index tables of one pass, shared by all layers."""
@@ -111,6 +132,25 @@ class Kernels(Protocol):
     def logits(self, head: Packed, hidden: Hidden, step: Pass) -> np.ndarray:
         """Final norm and LM head on the batch's `logit_rows` only: float32 [len(logit_rows),
         vocab]."""
+
+
+@runtime_checkable
+class WholePass(Backend, Protocol):
+    """A backend that runs all ops of a pass, in the order above, in one call."""
+
+    def pack_tied_head(self, norm: Tensor, embedding: Packed, rows: int) -> Packed:
+        """`pack_head` over the first `rows` rows of a packed embedding, without a copy."""
+
+    def run(
+        self,
+        embedding: Packed,
+        layers: list[Packed],
+        head: Packed,
+        batch: Batch,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> np.ndarray:
+        """As `logits`; `keys` and `values` are those of every layer."""
 
 
 @dataclass(frozen=True, slots=True)

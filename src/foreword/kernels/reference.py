@@ -15,11 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
+from foreword.kernels import _quantised
 from foreword.kernels.guard import pinned
-from foreword.kernels.ops import LayerWeights, Projection, RotaryTable, check_config
+from foreword.kernels.ops import (
+    QUANTISED,
+    LayerWeights,
+    Projection,
+    RotaryTable,
+    Weight,
+    check_config,
+)
 from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
+from foreword.model.weights.grouped import GroupedInt, dense
 
 PARTITION = 32  # keys in an attention partition
 
@@ -45,7 +55,10 @@ class ReferenceKernels:
     ) -> None:
         check_config(config)
         self.config = config
-        self.rounding = torch.bfloat16 if numerics == "bfloat16" else compute
+        if numerics not in NUMERICS:
+            raise KernelUnavailable(f"backend reference has no numerics {numerics!r}")
+        self.numerics = numerics
+        self.rounding = compute if numerics == "float32" else torch.bfloat16
         self.compute = compute
         self.partition = partition
         self.cos, self.sin = rotary.cos.to(compute), rotary.sin.to(compute)
@@ -60,7 +73,7 @@ class ReferenceKernels:
     def set_threads(self, threads: int) -> None:
         """One thread it is, whatever is asked."""
 
-    def pack_embedding(self, weight: Tensor) -> Tensor:
+    def pack_embedding(self, weight: Weight) -> Weight:
         return self._matrix(weight)
 
     def pack_layer(self, weights: LayerWeights) -> LayerWeights:
@@ -85,7 +98,7 @@ class ReferenceKernels:
             window=weights.window,
         )
 
-    def pack_head(self, norm: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def pack_head(self, norm: Tensor, weight: Weight) -> tuple[Tensor, Weight]:
         return _own(norm.to(self.compute)), self._matrix(weight)
 
     def start(self, batch: Batch) -> Step:
@@ -101,8 +114,11 @@ class ReferenceKernels:
                 lanes.append(np.append(before, own[row]))
         return Step(batch, tuple(lanes))
 
-    def embed(self, embedding: Tensor, step: Step) -> list[Tensor]:
-        return [embedding[token] for token in step.batch.token_ids.tolist()]
+    def embed(self, embedding: Weight, step: Step) -> list[Tensor]:
+        tokens = step.batch.token_ids.tolist()
+        if isinstance(embedding, GroupedInt):
+            return [_quantised.embedding_row(embedding, token, self.compute) for token in tokens]
+        return [embedding[token] for token in tokens]
 
     def attend_input(
         self, layer: LayerWeights, hidden: list[Tensor], step: Step, keys: Tensor, values: Tensor
@@ -185,7 +201,7 @@ class ReferenceKernels:
             out.append(line + self._product(layer.down, gate * torch.sigmoid(gate) * up))
         return out
 
-    def logits(self, head: tuple[Tensor, Tensor], hidden: list[Tensor], step: Step) -> np.ndarray:
+    def logits(self, head: tuple[Tensor, Weight], hidden: list[Tensor], step: Step) -> np.ndarray:
         norm, weight = head
         rows = [
             self._product(Projection(weight), self._norm(hidden[row], norm))
@@ -193,15 +209,21 @@ class ReferenceKernels:
         ]
         return torch.stack(rows).float().numpy()
 
-    def _matrix(self, weight: Tensor) -> Tensor:
-        return _own(self._rounded(weight))
+    def _matrix(self, weight: Weight) -> Weight:
+        if isinstance(weight, GroupedInt) and self.numerics in QUANTISED:
+            return weight
+        return _own(self._rounded(dense(weight)))
 
     def _rounded(self, values: Tensor) -> Tensor:
         """Weights and inputs of products carry the precision of the numerics mode."""
         return values.to(self.rounding).to(self.compute)
 
     def _product(self, projection: Projection, line: Tensor) -> Tensor:
-        result = torch.mv(projection.weight, self._rounded(line))
+        weight = projection.weight
+        if isinstance(weight, GroupedInt):
+            result = _quantised.product(weight, line, self.numerics, self.compute)
+        else:
+            result = torch.mv(weight, self._rounded(line))
         return result if projection.bias is None else result + projection.bias
 
     def _norm(self, line: Tensor, weight: Tensor) -> Tensor:

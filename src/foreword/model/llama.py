@@ -11,12 +11,12 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from foreword.kernels.ops import Kernels, LayerWeights, Packed, Projection
+from foreword.kernels.ops import Kernels, LayerWeights, Packed, Projection, Weight, WholePass
 from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
 from foreword.protocols import KVStore
 
-Load = Callable[[str], Tensor]
+Load = Callable[[str], Weight]
 
 
 class Decoder:
@@ -26,7 +26,7 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        kernels: Kernels,
+        kernels: Kernels | WholePass,
         load: Load,
         vocab_size: int | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -39,7 +39,11 @@ class Decoder:
             embedding = load("model.embed_tokens.weight")
             head = embedding if config.tied_head else load("lm_head.weight")
             self._embedding = kernels.pack_embedding(embedding)
-            self._head = kernels.pack_head(load("model.norm.weight"), head[: self.vocab_size])
+            norm = _vector(load, "model.norm.weight")
+            if config.tied_head and isinstance(kernels, WholePass):
+                self._head = kernels.pack_tied_head(norm, self._embedding, self.vocab_size)
+            else:
+                self._head = kernels.pack_head(norm, _first_rows(head, self.vocab_size))
             del embedding, head
             for index in range(config.num_layers):
                 self._layers.append(kernels.pack_layer(layer_weights(config, load, index)))
@@ -49,6 +53,9 @@ class Decoder:
     def forward(self, batch: Batch, kv: KVStore) -> np.ndarray:
         """float32 [len(batch.logit_rows), vocab_size]; writes K and V of every row."""
         kernels, pool = self.kernels, kv.pool
+        if isinstance(kernels, WholePass):
+            parts = self._embedding, self._layers, self._head
+            return kernels.run(*parts, batch, pool.keys, pool.values)
         with kernels.guard():
             step = kernels.start(batch)
             hidden = kernels.embed(self._embedding, step)
@@ -67,21 +74,35 @@ def layer_weights(config: ModelConfig, load: Load, index: int) -> LayerWeights:
     prefix = f"model.layers.{index}"
 
     def projection(name: str, bias: bool) -> Projection:
-        return Projection(
-            load(f"{prefix}.{name}.weight"), load(f"{prefix}.{name}.bias") if bias else None
-        )
+        return Projection(load(f"{prefix}.{name}.weight"), vector(f"{name}.bias") if bias else None)
+
+    def vector(name: str) -> Tensor:
+        return _vector(load, f"{prefix}.{name}")
 
     return LayerWeights(
-        attention_norm=load(f"{prefix}.input_layernorm.weight"),
+        attention_norm=vector("input_layernorm.weight"),
         query=projection("self_attn.q_proj", config.qkv_bias),
         key=projection("self_attn.k_proj", config.qkv_bias),
         value=projection("self_attn.v_proj", config.qkv_bias),
-        query_norm=load(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-        key_norm=load(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
+        query_norm=vector("self_attn.q_norm.weight") if config.qk_norm else None,
+        key_norm=vector("self_attn.k_norm.weight") if config.qk_norm else None,
         output=projection("self_attn.o_proj", config.output_bias),
-        mlp_norm=load(f"{prefix}.post_attention_layernorm.weight"),
+        mlp_norm=vector("post_attention_layernorm.weight"),
         gate=projection("mlp.gate_proj", config.mlp_bias),
         up=projection("mlp.up_proj", config.mlp_bias),
         down=projection("mlp.down_proj", config.mlp_bias),
         window=config.windows[index],
     )
+
+
+def _vector(load: Load, name: str) -> Tensor:
+    """A norm or a bias: never quantised."""
+    found = load(name)
+    assert isinstance(found, Tensor), name
+    return found
+
+
+def _first_rows(weight: Weight, count: int) -> Weight:
+    if isinstance(weight, Tensor):
+        return weight[:count]
+    return weight if len(weight.q) == count else weight.rows(slice(count))

@@ -2,44 +2,53 @@
 
 float32: weights, products and residual in float32. bfloat16: weights and the inputs of products are
 bfloat16 (stock products round their result to bfloat16, too); norms, rotary, softmax, residual and
-logits are float32, the LM head holding its bfloat16 values widened.
+logits are float32, the LM head holding its bfloat16 values widened. a16, a8: products as `ops.py`
+defines them, the rest as in bfloat16 mode, except that the inputs of products stay float32 until
+the product rounds or quantises them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
+from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
 from foreword.kernels.guard import pinned
 from foreword.kernels.ops import (
+    QUANTISED,
     LayerWeights,
     Projection,
     RotaryTable,
+    Weight,
     check_config,
     require_device,
 )
 from foreword.kernels.torch.attention import attend
 from foreword.kernels.torch.check import verify_pieces
+from foreword.kernels.torch.inputs import Inputs
 from foreword.kernels.torch.linear import (
     TILE,
     Blocks,
     column_blocks,
-    product,
-    tasks,
     to_tiles,
     verify_blocks,
 )
 from foreword.kernels.torch.pieces import Pieces, plan_pieces
+from foreword.kernels.torch.products import BlockProduct, Dense, FusedGate, Gate, Joined, Product
+from foreword.kernels.torch.quantised import (
+    QuantisedBlocks,
+    QuantisedEmbedding,
+    verify_quantised,
+)
 from foreword.kernels.torch.workers import Workers
 from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
+from foreword.model.weights.grouped import GroupedInt, dense
 
 PARTITION = 128  # keys in an attention partition
 
@@ -47,16 +56,15 @@ PARTITION = 128  # keys in an attention partition
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Tensor
-    qkv: Blocks
+    qkv: Product
     qkv_bias: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Blocks
+    output: Product
     output_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: tuple[Tensor, ...]  # [2 * block, hidden]: a block of gate rows, then of up rows
-    gate_up_bias: tuple[Tensor, ...] | None
-    down: Blocks
+    gate_up: Product
+    down: Product
     down_bias: Tensor | None
     window: int | None
 
@@ -64,7 +72,7 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class Head:
     norm: Tensor
-    weight: Blocks
+    weight: Product
 
 
 @dataclass(slots=True)
@@ -94,16 +102,17 @@ class TorchKernels:
         partition: int = PARTITION,
     ) -> None:
         check_config(config)
-        if numerics not in ("float32", "bfloat16"):
+        if numerics not in NUMERICS:
             raise KernelUnavailable(f"backend torch has no numerics {numerics!r}")
         self.config = config
         self.numerics = numerics
         self.device = require_device(device)
         self.partition = partition
-        self.dtype = torch.float32 if numerics == "float32" else torch.bfloat16
+        self.dtype = torch.float32 if numerics == "float32" else torch.bfloat16  # of float weights
+        self.input_dtype = torch.float32 if numerics in QUANTISED else self.dtype  # of products
         self.workers = Workers(threads if self.device.type == "cpu" else 1)
         self.cos, self.sin = (part.to(self.device) for part in (rotary.cos, rotary.sin))
-        self._verified: set[tuple[torch.Size, torch.dtype]] = set()
+        self._verified: set[tuple[object, ...]] = set()  # kinds of product proved
         with self.guard():
             verify_pieces(
                 config.num_heads, config.num_kv_heads, config.head_dim, partition, self.device
@@ -122,42 +131,80 @@ class TorchKernels:
 
     # -- load ---------------------------------------------------------------------------------
 
-    def pack_embedding(self, weight: Tensor) -> Tensor:
-        return self._matrix(weight)
+    def pack_embedding(self, weight: Weight) -> Tensor | QuantisedEmbedding:
+        if isinstance(weight, GroupedInt) and self.numerics in QUANTISED:
+            return QuantisedEmbedding.of(weight, self.device)
+        return self._matrix(dense(weight))
 
     def pack_layer(self, weights: LayerWeights) -> Layer:
         attention = (weights.query, weights.key, weights.value)
-        gate, up = weights.gate, weights.up
-        ranges = column_blocks(gate.weight.shape[0])
-        pairs = [torch.cat([gate.weight[a:b], up.weight[a:b]]) for a, b in ranges]
-        biases = None
-        if gate.bias is not None and up.bias is not None:
-            biases = tuple(
-                self._vector(torch.cat([gate.bias[a:b], up.bias[a:b]])) for a, b in ranges
-            )
-        layer = Layer(
+        return Layer(
             attention_norm=self._vector(weights.attention_norm),
-            qkv=self._blocks(torch.cat([part.weight for part in attention])),
+            qkv=self._product(*(part.weight for part in attention)),
             qkv_bias=self._bias(*attention),
             query_norm=None if weights.query_norm is None else self._vector(weights.query_norm),
             key_norm=None if weights.key_norm is None else self._vector(weights.key_norm),
-            output=self._blocks(weights.output.weight),
+            output=self._product(weights.output.weight),
             output_bias=self._bias(weights.output),
             mlp_norm=self._vector(weights.mlp_norm),
-            gate_up=tuple(self._matrix(pair) for pair in pairs),
-            gate_up_bias=biases,
-            down=self._blocks(weights.down.weight),
+            gate_up=self._gate(weights.gate, weights.up),
+            down=self._product(weights.down.weight),
             down_bias=self._bias(weights.down),
             window=weights.window,
         )
-        self._verify(Blocks(layer.gate_up, (), 0))
-        return layer
 
-    def pack_head(self, norm: Tensor, weight: Tensor) -> Head:
-        rounded = weight.to(self.dtype).to(device=self.device, dtype=torch.float32)
-        head = Head(self._vector(norm), Blocks.of(rounded))
-        self._verify(head.weight)
-        return head
+    def pack_head(self, norm: Tensor, weight: Weight) -> Head:
+        if isinstance(weight, GroupedInt) and self.numerics in QUANTISED:
+            return Head(self._vector(norm), self._quantised(weight))
+        rounded = dense(weight).to(self.dtype).to(device=self.device, dtype=torch.float32)
+        blocks = Blocks.of(rounded)
+        self._verify(blocks)
+        return Head(self._vector(norm), Dense(blocks, self.dtype))
+
+    def _product(self, *weights: Weight) -> Product:
+        """Of one matrix, or of several with the same inputs."""
+        if self.numerics in QUANTISED and any(isinstance(part, GroupedInt) for part in weights):
+            parts = tuple(self._single(part) for part in weights)
+            return parts[0] if len(parts) == 1 else Joined(parts)
+        return Dense(self._blocks(torch.cat([dense(part) for part in weights])), self.dtype)
+
+    def _single(self, weight: Weight) -> BlockProduct:
+        if isinstance(weight, GroupedInt):
+            return self._quantised(weight)
+        return Dense(self._blocks(weight), self.dtype)
+
+    def _quantised(self, weight: GroupedInt) -> QuantisedBlocks:
+        blocks = QuantisedBlocks.of(weight, self.numerics, self.device)
+        if (weight.group, *weight.shape) not in self._verified:
+            with self.guard():
+                verify_quantised(blocks, self.numerics, self.device)
+            self._verified.add((weight.group, *weight.shape))
+        return blocks
+
+    def _gate(self, gate: Projection, up: Projection) -> Product:
+        ranges = column_blocks(gate.weight.shape[0])
+        if self.numerics in QUANTISED and (
+            isinstance(gate.weight, GroupedInt) or isinstance(up.weight, GroupedInt)
+        ):
+            return Gate(
+                self._single(gate.weight),
+                self._single(up.weight),
+                tuple(ranges),
+                None if gate.bias is None else self._vector(gate.bias),
+                None if up.bias is None else self._vector(up.bias),
+            )
+        both = dense(gate.weight), dense(up.weight)
+        pairs = tuple(
+            self._matrix(torch.cat([part[start:stop] for part in both])) for start, stop in ranges
+        )
+        biases = None
+        if gate.bias is not None and up.bias is not None:
+            biases = tuple(
+                self._vector(torch.cat([gate.bias[start:stop], up.bias[start:stop]]))
+                for start, stop in ranges
+            )
+        self._verify(Blocks(pairs, (), 0))
+        return FusedGate(pairs, biases)
 
     def _matrix(self, weight: Tensor) -> Tensor:
         """An own copy, aligned and contiguous whatever the caller holds."""
@@ -180,7 +227,7 @@ class TorchKernels:
         if all(part.bias is None for part in projections):
             return None
         rows = [
-            torch.zeros(part.weight.shape[0], dtype=torch.float32, device=part.weight.device)
+            torch.zeros(part.weight.shape[0], dtype=torch.float32, device="cpu")
             if part.bias is None
             else part.bias.float()
             for part in projections
@@ -207,17 +254,16 @@ class TorchKernels:
             torch.from_numpy(batch.slots).to(self.device),
         )
 
-    def embed(self, embedding: Tensor, step: Step) -> Tensor:
+    def embed(self, embedding: Tensor | QuantisedEmbedding, step: Step) -> Tensor:
+        if isinstance(embedding, QuantisedEmbedding):
+            return to_tiles(embedding.rows(step.token_ids))
         return to_tiles(embedding[step.token_ids].float())
 
     def attend_input(
         self, layer: Layer, hidden: Tensor, step: Step, keys: Tensor, values: Tensor
     ) -> Tensor:
         config = self.config
-        normed = self._per_tile(
-            lambda tile: self._norm(tile, layer.attention_norm).to(self.dtype), hidden
-        )
-        projected = layer.qkv.apply(normed, self.workers)
+        projected = layer.qkv.apply(self._normed(hidden, layer.attention_norm), self.workers)
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         query = torch.empty(
             (*hidden.shape[:2], heads, dim), dtype=torch.float32, device=self.device
@@ -252,49 +298,36 @@ class TorchKernels:
         return context.view(-1, TILE, context.shape[1] * context.shape[2])
 
     def attend_output(self, layer: Layer, context: Tensor, hidden: Tensor) -> Tensor:
-        product = layer.output.apply(context.to(self.dtype), self.workers)
+        product = layer.output.apply(self._inputs(context.to(self.input_dtype)), self.workers)
         return self._residual(hidden, product, layer.output_bias)
 
     def mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
-        normed = self._per_tile(
-            lambda tile: self._norm(tile, layer.mlp_norm).to(self.dtype), hidden
-        )
-        width = sum(part.shape[0] // 2 for part in layer.gate_up)
-        inner = torch.empty((*hidden.shape[:2], width), dtype=self.dtype, device=self.device)
-        step = layer.gate_up[0].shape[0] // 2
-
-        def gate_up(item: tuple[int, int]) -> None:
-            block, tile = item
-            part = layer.gate_up[block]
-            both = product(normed[tile], part).float()
-            if layer.gate_up_bias is not None:
-                both = both + layer.gate_up_bias[block][:, None]
-            half = part.shape[0] // 2
-            gated = silu(both[:half]).mul_(both[half:])
-            inner[tile, :, block * step : block * step + half] = gated.t()
-
-        self.workers.each(gate_up, tasks(len(layer.gate_up), hidden.shape[0]))
-        return self._residual(hidden, layer.down.apply(inner, self.workers), layer.down_bias)
+        inner = layer.gate_up.apply(self._normed(hidden, layer.mlp_norm), self.workers)
+        down = layer.down.apply(self._inputs(inner), self.workers)
+        return self._residual(hidden, down, layer.down_bias)
 
     def logits(self, head: Head, hidden: Tensor, step: Step) -> np.ndarray:
         wanted = torch.from_numpy(step.batch.logit_rows).to(self.device)
         rows = to_tiles(hidden.view(-1, hidden.shape[-1])[wanted])
-        normed = self._per_tile(lambda tile: self._norm(tile, head.norm).to(self.dtype), rows)
-        logits = head.weight.apply(normed.float(), self.workers)
+        normed = self._normed(rows, head.norm)
+        logits = head.weight.apply(normed, self.workers)
         return logits.view(-1, logits.shape[-1])[: len(wanted)].cpu().numpy()
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
         scale = torch.rsqrt(rows.square().mean(-1, keepdim=True) + self.config.norm_eps)
         return rows * scale * weight
 
-    def _per_tile(self, op: Callable[[Tensor], Tensor], tiles: Tensor) -> Tensor:
-        out = torch.empty(tiles.shape, dtype=self.dtype, device=self.device)
+    def _normed(self, tiles: Tensor, weight: Tensor) -> Inputs:
+        out = torch.empty(tiles.shape, dtype=self.input_dtype, device=self.device)
 
         def task(tile: int) -> None:
-            out[tile] = op(tiles[tile])
+            out[tile] = self._norm(tiles[tile], weight).to(self.input_dtype)
 
         self.workers.each(task, range(tiles.shape[0]))
-        return out
+        return self._inputs(out)
+
+    def _inputs(self, tiles: Tensor) -> Inputs:
+        return Inputs(tiles, self.numerics, self.workers)
 
     def _residual(self, hidden: Tensor, product: Tensor, bias: Tensor | None) -> Tensor:
         if bias is not None:

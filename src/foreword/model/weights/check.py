@@ -11,7 +11,7 @@ from foreword.model.weights.checkpoint import Checkpoint, StoredTensor
 
 READABLE = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
-    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "INT4", "INT8",
 )  # fmt: skip
 _HARMLESS = ("rotary_emb.inv_freq", "masked_bias")  # buffers that old exporters left behind
 

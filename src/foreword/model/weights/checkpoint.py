@@ -18,11 +18,13 @@ import torch
 from foreword.errors import WeightsError
 from foreword.model.config import ModelConfig
 from foreword.model.weights.fingerprint import file_sha256
+from foreword.model.weights.grouped import GroupedInt
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor in a file; `read()` returns an own, aligned, contiguous copy."""
+    """One tensor in a file; `read()` returns an own, aligned, contiguous copy as floats.
+    `read_grouped`: how to read it as the integers it is stored in, None when it is not."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype  # of what read() returns; quantised kinds become float32
@@ -30,6 +32,7 @@ class StoredTensor:
     num_bytes: int  # in the file
     file: Path
     read: Callable[[], torch.Tensor]
+    read_grouped: Callable[[], GroupedInt] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +43,7 @@ class Checkpoint:
     (temperature, top_p, top_k, min_p) of generation_config.json; empty when that file says
     `do_sample: false`, is absent, or the model is a GGUF file. eos_ids: every end token that any
     of the model's files declares. metadata: GGUF key-value fields as plain Python data, {} for
-    folders.
+    folders. quantization: what matrices are quantised by when read, "" = they come as stored.
     """
 
     path: Path
@@ -50,6 +53,7 @@ class Checkpoint:
     eos_ids: frozenset[int]
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    quantization: str = ""
 
     def names(self) -> set[str]:
         """Hugging Face tensor names."""
@@ -58,6 +62,21 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """An own copy in float32, bfloat16 or float16 as stored; quantised types as float32."""
         return self._stored(name).read()
+
+    def weight(self, name: str) -> torch.Tensor | GroupedInt:
+        """As `tensor`, but a quantised matrix in its native form."""
+        stored = self._stored(name)
+        if stored.read_grouped is None:
+            return stored.read()
+        return stored.read_grouped()
+
+    def is_grouped(self, name: str) -> bool:
+        """Whether `weight` returns a GroupedInt."""
+        return self._stored(name).read_grouped is not None
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes in the file; of a matrix quantised when read: what it would take there."""
+        return self._stored(name).num_bytes
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype `tensor` returns."""
@@ -76,13 +95,15 @@ class Checkpoint:
         return sum(stored.num_bytes for stored in self.tensors.values())
 
     def fingerprint(self) -> str:
-        """sha256 (hex) over the config and the bytes of every weight file, wherever they lie.
+        """sha256 (hex) over the config, the bytes of every weight file, wherever they lie, and the
+        quantisation asked for.
 
         File hashes are kept in the cache folder by path, size and modification time.
         """
         digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
         for file in self.files:
             digest.update(bytes.fromhex(file_sha256(file)))
+        digest.update(self.quantization.encode())
         return digest.hexdigest()
 
     def _stored(self, name: str) -> StoredTensor:

@@ -22,7 +22,17 @@ from foreword.model.weights.check import check, without_harmless
 from foreword.model.weights.checkpoint import Checkpoint, StoredTensor
 from foreword.model.weights.fields import read_json
 from foreword.model.weights.header import read_header
-from foreword.model.weights.hf_config import end_tokens, generation_defaults, model_config
+from foreword.model.weights.hf_config import (
+    end_tokens,
+    generation_defaults,
+    model_config,
+    quantization_config,
+)
+from foreword.model.weights.quantised_folder import (
+    files_of,
+    whole_matrices,
+    without_zero_biases,
+)
 
 INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -40,10 +50,15 @@ def open_folder(folder: Path) -> Checkpoint:
     eos = end_tokens(raw.get("eos_token_id"), str(folder / "config.json"))
     eos |= end_tokens(generation.get("eos_token_id"), str(generation_file))
     tensors = without_harmless(_tensors(folder))
+    files = files_of(tensors)
+    quantization = quantization_config(raw)
+    if quantization:
+        tensors = whole_matrices(tensors, quantization, str(folder / "config.json"))
+        tensors = without_zero_biases(tensors, config)
     config = _settle_head(folder, config, raw.get("tie_word_embeddings"), tensors)
     checkpoint = Checkpoint(
         path=folder,
-        files=tuple(sorted({stored.file for stored in tensors.values()})),
+        files=files,
         config=config,
         generation=generation_defaults(generation, str(generation_file)),
         eos_ids=eos,

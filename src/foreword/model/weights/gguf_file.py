@@ -1,7 +1,8 @@
 """A GGUF file, whole or in parts -> Checkpoint with Hugging Face names and layouts.
 
-Quantised tensors are dequantised to float32 by gguf-py's own functions. Files of architecture llama
-hold the rows of q and k in another order (pairs interleaved); they are put back here.
+Quantised matrices keep their integers (`gguf_grouped.py`), or are dequantised to float32 by
+gguf-py's own functions where floats are asked for. Files of architecture llama hold the rows of q
+and k in another order (pairs interleaved); they are put back here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from foreword.model.config import ModelConfig
 from foreword.model.weights import gguf_config
 from foreword.model.weights.check import READABLE, check
 from foreword.model.weights.checkpoint import Checkpoint, StoredTensor
+from foreword.model.weights.gguf_grouped import TYPES, grouped
 from foreword.model.weights.gguf_header import GgufFile, GgufTensor, open_gguf
+from foreword.model.weights.grouped import GroupedInt
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -147,6 +150,9 @@ def _stored(part: GgufFile, tensor: GgufTensor, heads: int) -> StoredTensor:
         num_bytes=tensor.num_bytes,
         file=part.path,
         read=functools.partial(_read, part, tensor, heads),
+        read_grouped=functools.partial(_read_grouped, part, tensor, heads)
+        if tensor.kind in TYPES and len(tensor.shape) == 2
+        else None,
     )
 
 
@@ -165,6 +171,16 @@ def _read(part: GgufFile, tensor: GgufTensor, heads: int) -> torch.Tensor:
     target = result.view(torch.int16) if result.dtype == torch.bfloat16 else result
     target.numpy()[...] = array
     return result.reshape(tensor.shape)
+
+
+def _read_grouped(part: GgufFile, tensor: GgufTensor, heads: int) -> GroupedInt:
+    """The stored integers and scales, rows in the order `_read` puts them."""
+    raw = np.frombuffer(part.data, np.uint8, tensor.num_bytes, tensor.offset)
+    rows, columns = tensor.shape
+    if not heads:
+        return grouped(raw, tensor.kind, (rows, columns))
+    apart = raw.reshape(heads, rows // heads // 2, 2, -1).swapaxes(1, 2)
+    return grouped(np.ascontiguousarray(apart).reshape(-1), tensor.kind, (rows, columns))
 
 
 def _array(part: GgufFile, tensor: GgufTensor) -> np.ndarray[Any, Any]:

@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+QUANT_METHODS = ("gptq", "awq", "compressed-tensors")
 _MISTRAL_WINDOW = 4096  # these two: what transformers assumes when the key is absent
 _QWEN3_HEAD_DIM = 128
 
@@ -62,6 +63,11 @@ def model_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
         qk_norm=family == "qwen3",
         windows=_windows(fields, family, layers),
     )
+
+
+def quantization_config(raw: Mapping[str, Any]) -> Any:
+    """How the folder says its matrices are quantised; empty or None when it says nothing."""
+    return raw.get("quantization_config") or raw.get("compression_config")
 
 
 def check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
@@ -127,12 +133,12 @@ def _family(fields: Fields) -> str:
     activation = fields.get("hidden_act")
     if activation not in ("silu", None):
         raise UnsupportedModel(f"{fields.where}: hidden_act {activation!r} is not supported")
-    quantised = fields.get("quantization_config") or fields.get("compression_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+    quantised = quantization_config(fields.raw)
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+    if quantised and method not in QUANT_METHODS:
         raise UnsupportedModel(
             f"{fields.where}: quantization_config {method!r} is not supported;"
-            " use the unquantised model or a GGUF file"
+            f" Foreword reads {', '.join(QUANT_METHODS)} and GGUF files"
         )
     return str(chosen)
 

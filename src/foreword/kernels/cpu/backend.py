@@ -1,0 +1,261 @@
+"""The cpu backend: weights packed once at load, then one native call per pass.
+
+Numbers go to the extension as addresses and sizes. Every pass computes each row in a sequence of
+operations fixed by the weights and the instruction set (native/pass.cpp); how many rows or threads
+there are only decides who computes what.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.config import NUMERICS
+from foreword.errors import KernelUnavailable
+from foreword.kernels.cpu.packing import Packer
+from foreword.kernels.guard import pinned
+from foreword.kernels.ops import LayerWeights, Projection, RotaryTable, Weight, check_config
+from foreword.model.batch import Batch
+from foreword.model.config import ModelConfig
+
+ISAS = ("portable", "avx2", "avx512", "amx")  # worst first
+LARGEST_HEAD = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Native weights, and norms as float32."""
+
+    attention_norm: Tensor
+    query: Any
+    key: Any
+    value: Any
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Any
+    mlp_norm: Tensor
+    gate: Any
+    up: Any
+    down: Any
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    norm: Tensor
+    weight: Any
+
+
+class CpuKernels:
+    """Implements ops.WholePass. `numerics` and `isa` decide bits, `threads` never does."""
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        numerics: str,
+        rotary: RotaryTable,
+        threads: int = 1,
+        isa: str | None = None,
+    ) -> None:
+        check_config(config)
+        if numerics not in NUMERICS:
+            raise KernelUnavailable(f"backend cpu has no numerics {numerics!r}")
+        if config.head_dim > LARGEST_HEAD:
+            raise KernelUnavailable(
+                f"backend cpu takes heads of at most {LARGEST_HEAD} dimensions, not "
+                f"{config.head_dim}; use --backend torch"
+            )
+        self.native = load_native()
+        self.isa = choose_isa(self.native, isa)
+        self.config = config
+        self.numerics = numerics
+        self.rounding = torch.float32 if numerics == "float32" else torch.bfloat16
+        self._pool = self.native.Pool(threads)
+        self._packer = Packer(self.native, numerics, self._pool)
+        self._cos = rotary.cos.contiguous()
+        self._sin = rotary.sin.contiguous()
+        self._network: Any = None
+        self._vocab = config.vocab_size
+
+    def guard(self) -> AbstractContextManager[None]:
+        return pinned(torch.device("cpu"))
+
+    def close(self) -> None:
+        self._pool = self._packer.pool = self.native.Pool(1)
+
+    def set_threads(self, threads: int) -> None:
+        self._pool = self._packer.pool = self.native.Pool(threads)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all packed weights."""
+        return int(self._packer.store.num_bytes)
+
+    # -- load ---------------------------------------------------------------------------------
+
+    def pack_embedding(self, weight: Weight) -> Any:
+        return self._packer.matrix(weight)
+
+    def pack_layer(self, weights: LayerWeights) -> Layer:
+        def pack(part: Projection) -> Any:
+            return self._packer.matrix(part.weight, part.bias)
+
+        return Layer(
+            attention_norm=_vector(weights.attention_norm),
+            query=pack(weights.query),
+            key=pack(weights.key),
+            value=pack(weights.value),
+            query_norm=None if weights.query_norm is None else _vector(weights.query_norm),
+            key_norm=None if weights.key_norm is None else _vector(weights.key_norm),
+            output=pack(weights.output),
+            mlp_norm=_vector(weights.mlp_norm),
+            gate=pack(weights.gate),
+            up=pack(weights.up),
+            down=pack(weights.down),
+            window=weights.window or 0,
+        )
+
+    def pack_head(self, norm: Tensor, weight: Weight) -> Head:
+        self._vocab = weight.shape[0]
+        return Head(_vector(norm), self._packer.matrix(weight))
+
+    def pack_tied_head(self, norm: Tensor, embedding: Any, rows: int) -> Head:
+        """The head over the embedding's own memory, its first `rows` rows."""
+        self._vocab = rows
+        return Head(_vector(norm), embedding.narrow(rows))
+
+    def _assemble(self, embedding: Any, layers: list[Layer], head: Head) -> Any:
+        config = self.config
+        network = self.native.Network(
+            self._packer.store,
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.norm_eps,
+        )
+        for layer in layers:
+            network.add_layer(
+                layer.attention_norm.data_ptr(),
+                layer.query,
+                layer.key,
+                layer.value,
+                _address(layer.query_norm),
+                _address(layer.key_norm),
+                layer.output,
+                layer.mlp_norm.data_ptr(),
+                layer.gate,
+                layer.up,
+                layer.down,
+                layer.window,
+            )
+        network.set_ends(
+            embedding,
+            head.norm.data_ptr(),
+            head.weight,
+            self._cos.data_ptr(),
+            self._sin.data_ptr(),
+        )
+        return network
+
+    # -- one pass -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        embedding: Any,
+        layers: list[Layer],
+        head: Head,
+        batch: Batch,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> np.ndarray:
+        """The whole pass: float32 [len(logit_rows), vocab]; K and V written to the pool."""
+        if self._network is None:
+            self._network = self._assemble(embedding, layers, head)
+        if batch.num_rows and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < len(self):
+            raise IndexError(f"token ids must lie in [0, {len(self)})")
+        wanted = len(batch.logit_rows)
+        logits = np.empty((wanted, self._vocab), dtype=np.float32)
+        held: list[np.ndarray] = []  # alive until the call is over
+        segments, first = [], 0
+        for part in batch.segments:
+            assert part.slots.dtype == np.int64
+            parents = np.asarray(part.parents, dtype=np.int32)
+            slots = np.ascontiguousarray(part.slots)
+            held += [parents, slots]
+            segments += [first, len(parents), part.cached, slots.ctypes.data, parents.ctypes.data]
+            first += len(parents)
+        self._network.run(
+            self.isa,
+            self._pool,
+            batch.num_rows,
+            batch.token_ids.ctypes.data,
+            batch.positions.ctypes.data,
+            batch.slots.ctypes.data,
+            wanted,
+            batch.logit_rows.ctypes.data,
+            segments,
+            [part.data_ptr() for part in keys],
+            [part.data_ptr() for part in values],
+            keys[0].dtype == torch.bfloat16,
+            logits.ctypes.data,
+        )
+        return logits
+
+    def __len__(self) -> int:
+        """Rows of the embedding."""
+        return self.config.vocab_size
+
+
+def _vector(weight: Tensor) -> Tensor:
+    return weight.float().contiguous()
+
+
+def _address(part: Tensor | None) -> int:
+    return 0 if part is None else part.data_ptr()
+
+
+def load_native() -> Any:
+    """The built extension, or KernelUnavailable that says how to get it."""
+    try:
+        return importlib.import_module("foreword.kernels.cpu._native")
+    except ImportError as error:
+        raise KernelUnavailable(
+            "backend cpu needs its compiled extension, which is not installed; run "
+            "`pip install .` in the source folder, or use --backend torch"
+        ) from error
+
+
+def choose_isa(native: Any, asked: str | None) -> str:
+    """The instruction set to use: the best there is, or `asked` if this machine has it."""
+    if asked is None:
+        return str(native.best_isa())
+    if asked not in ISAS:
+        raise KernelUnavailable(f"no instruction set {asked!r}; there is: {', '.join(ISAS)}")
+    if not native.has_isa(asked):
+        raise KernelUnavailable(
+            f"this machine has no {asked}; its best is {native.best_isa()}, leave --isa out"
+        )
+    return asked
+
+
+def make(
+    config: ModelConfig,
+    numerics: str,
+    rotary: RotaryTable,
+    device: str = "cpu",
+    threads: int = 1,
+    isa: str | None = None,
+) -> CpuKernels:
+    if device != "cpu":
+        raise KernelUnavailable(f"backend cpu runs on cpu only, not {device!r}")
+    return CpuKernels(config, numerics, rotary, threads, isa)

@@ -1,0 +1,280 @@
+// Products with grouped integers: a8 (integer dots) and a16 (bfloat16 activations in float32).
+
+struct Scales {
+  F scale, offset;
+};
+
+inline F one_scale(const uint8_t* p, bool two_level, bool is_signed, bool wide) {
+  if (two_level) return is_signed ? f_from_i8(p) : f_from_u8(p);
+  return wide ? f_load((const float*)p) : f_from_half((const uint16_t*)p);
+}
+
+// Scale and offset of group `g` of a panel.
+inline Scales group_scales(const Linear& linear, const uint8_t* panel, int g) {
+  const int unit = g / linear.unit_groups, inside = g - unit * linear.unit_groups;
+  const uint8_t* p = panel + unit * linear.unit_bytes;
+  const uint8_t* supers = p;
+  if (linear.two_level) p += linear.has_offset ? 64 : 32;
+  const int step = scale_bytes(linear), other = offset_bytes(linear);
+  Scales found;
+  found.scale = one_scale(p + inside * step, linear.two_level, linear.signed_scale,
+                          linear.wide_scale);
+  if (linear.two_level) found.scale = f_mul(f_from_half((const uint16_t*)supers), found.scale);
+  found.offset = f_zero();
+  if (!linear.has_offset) return found;
+  p += linear.unit_groups * step + inside * other;
+  if (linear.integer_zero) {
+    found.offset = f_sub(f_zero(), f_mul(found.scale, f_from_u8(p)));
+    return found;
+  }
+  found.offset = one_scale(p, linear.two_level, linear.signed_offset, linear.wide_offset);
+  if (linear.two_level)
+    found.offset = f_mul(f_from_half((const uint16_t*)(supers + 32)), found.offset);
+  return found;
+}
+
+inline const uint8_t* group_values(const Linear& linear, const uint8_t* panel, int g) {
+  const int unit = g / linear.unit_groups, inside = g - unit * linear.unit_groups;
+  return panel + unit * linear.unit_bytes + linear.header_bytes + inside * linear.group_bytes;
+}
+
+// BLOCK values of k as BLOCK / 4 vectors [16 outputs][4 k].
+template <int BITS, int BLOCK>
+inline const uint8_t* unpack(const uint8_t* q, B* w) {
+  constexpr int kQuads = BLOCK / 4, kHalf = kQuads / 2;
+  if (BITS == 8) {
+    FOREWORD_UNROLL
+    for (int j = 0; j < kQuads; ++j) w[j] = b_load(q + 64 * j);
+    return q + 64 * kQuads;
+  }
+  FOREWORD_UNROLL
+  for (int j = 0; j < kHalf; ++j) {
+    const B v = b_load(q + 64 * j);
+    w[j] = b_low4(v);
+    w[j + kHalf] = b_high4(v);
+  }
+  q += 64 * kHalf;
+  if (BITS == 5)
+    FOREWORD_UNROLL
+    for (int j = 0; j < kQuads; j += 8, q += 64) {
+      const B v = b_load(q);
+      w[j] = b_or(w[j], b_plane<0, 1>(v));
+      w[j + 1] = b_or(w[j + 1], b_plane<1, 1>(v));
+      w[j + 2] = b_or(w[j + 2], b_plane<2, 1>(v));
+      w[j + 3] = b_or(w[j + 3], b_plane<3, 1>(v));
+      if (kQuads >= 8) {
+        constexpr int k4 = kQuads >= 8 ? 4 : 0;
+        w[j + k4] = b_or(w[j + k4], b_plane<4, 1>(v));
+        w[j + k4 + 1] = b_or(w[j + k4 + 1], b_plane<5, 1>(v));
+        w[j + k4 + 2] = b_or(w[j + k4 + 2], b_plane<6, 1>(v));
+        w[j + k4 + 3] = b_or(w[j + k4 + 3], b_plane<7, 1>(v));
+      }
+    }
+  if (BITS == 6)
+    FOREWORD_UNROLL
+    for (int j = 0; j < kQuads; j += 4, q += 64) {
+      const B v = b_load(q);
+      w[j] = b_or(w[j], b_plane<0, 3>(v));
+      w[j + 1] = b_or(w[j + 1], b_plane<2, 3>(v));
+      w[j + 2] = b_or(w[j + 2], b_plane<4, 3>(v));
+      w[j + 3] = b_or(w[j + 3], b_plane<6, 3>(v));
+    }
+  return q;
+}
+
+// The float part of a8, the same for every width and way of computing the dot. KIND: bit 0 = has an
+// offset, bit 1 = has a zero.
+template <int KIND>
+inline F finish_a8(F acc, I dot, Scales s, int zero, float sum, int32_t isum, float scale) {
+  if (KIND & 2) dot = i_sub(dot, i_set(zero * isum));
+  F t = f_mul(f_from_int(dot), s.scale);
+  if (KIND & 1) t = f_fma(f_set(sum), s.offset, t);
+  return f_fma(t, f_set(scale), acc);
+}
+inline int kind_of(const Linear& linear) { return (linear.has_offset ? 1 : 0) + (linear.zero ? 2 : 0); }
+
+inline F finish_a16(F acc, F dot, Scales s, const Linear& linear, float sum) {
+  F t = f_mul(dot, s.scale);
+  if (linear.has_offset) t = f_fma(f_set(sum), s.offset, t);
+  return f_add(acc, t);
+}
+
+// M rows of one row block against one panel.
+template <int KIND, int BITS, int BLOCK, int M>
+inline void a8_tile(const Linear& linear, const Rows& rows, int row, const uint8_t* panel, F* acc) {
+  const int groups = groups_of(linear), blocks = linear.group / BLOCK;
+  const uint8_t* x = rows.values + grouped_place(rows, row, 0);
+  size_t at = (size_t)(row / 16) * groups * 16 + row % 16;
+  for (int g = 0; g < groups; ++g, at += 16) {
+    const Scales s = group_scales(linear, panel, g);
+    const uint8_t* q = group_values(linear, panel, g);
+    I even[M], odd[M];
+    FOREWORD_UNROLL
+    for (int m = 0; m < M; ++m) even[m] = odd[m] = i_zero();
+    for (int b = 0; b < blocks; ++b, x += 16 * BLOCK) {
+      B w[BLOCK / 4];
+      q = unpack<BITS, BLOCK>(q, w);
+      FOREWORD_UNROLL
+      for (int j = 0; j < BLOCK / 4; j += 2)
+        FOREWORD_UNROLL
+        for (int m = 0; m < M; ++m) {
+          even[m] = b_dot(even[m], w[j], x + m * BLOCK + 4 * j);
+          odd[m] = b_dot(odd[m], w[j + 1], x + m * BLOCK + 4 * j + 4);
+        }
+    }
+    FOREWORD_UNROLL
+    for (int m = 0; m < M; ++m)
+      acc[m] = finish_a8<KIND>(acc[m], i_add(even[m], odd[m]), s, linear.zero, rows.sums[at + m],
+                               rows.isums[at + m], rows.scales[at + m]);
+  }
+}
+
+template <int BITS, int BLOCK, int M>
+inline void a16_tile(const Linear& linear, const Rows& rows, int row, const uint8_t* panel,
+                     F* acc) {
+  const int groups = groups_of(linear), blocks = linear.group / BLOCK;
+  const float* x = (const float*)rows.values + grouped_place(rows, row, 0);
+  size_t at = (size_t)(row / 16) * groups * 16 + row % 16;
+  const I zero = i_set(linear.zero);
+  for (int g = 0; g < groups; ++g, at += 16) {
+    const Scales s = group_scales(linear, panel, g);
+    const uint8_t* q = group_values(linear, panel, g);
+    F dot[M];
+    FOREWORD_UNROLL
+    for (int m = 0; m < M; ++m) dot[m] = f_zero();
+    for (int b = 0; b < blocks; ++b, x += 16 * BLOCK) {
+      B w[BLOCK / 4];
+      q = unpack<BITS, BLOCK>(q, w);
+      FOREWORD_UNROLL
+      for (int j = 0; j < BLOCK / 4; ++j) {
+        const F v[4] = {b_float<0>(w[j], zero), b_float<1>(w[j], zero), b_float<2>(w[j], zero),
+                        b_float<3>(w[j], zero)};
+        FOREWORD_UNROLL
+        for (int k = 0; k < 4; ++k)
+          FOREWORD_UNROLL
+          for (int m = 0; m < M; ++m)
+            dot[m] = f_fma(f_set(x[m * BLOCK + 4 * j + k]), v[k], dot[m]);
+      }
+    }
+    FOREWORD_UNROLL
+    for (int m = 0; m < M; ++m) acc[m] = finish_a16(acc[m], dot[m], s, linear, rows.sums[at + m]);
+  }
+}
+
+template <int BITS, int BLOCK, int M>
+inline void grouped_tile(const Linear& linear, const Rows& rows, int row, int panel, float* out,
+                         size_t stride, bool add) {
+  const uint8_t* data = linear.data + (size_t)panel * linear.panel_bytes;
+  F acc[M];
+  FOREWORD_UNROLL
+  for (int m = 0; m < M; ++m) acc[m] = f_zero();
+  const int kind = kind_of(linear);
+  if (rows.kind == Activation::kA8 && kind == 0)
+    a8_tile<0, BITS, BLOCK, M>(linear, rows, row, data, acc);
+  else if (rows.kind == Activation::kA8 && kind == 1)
+    a8_tile<1, BITS, BLOCK, M>(linear, rows, row, data, acc);
+  else if (rows.kind == Activation::kA8)
+    a8_tile<2, BITS, BLOCK, M>(linear, rows, row, data, acc);
+  else
+    a16_tile<BITS, BLOCK, M>(linear, rows, row, data, acc);
+  FOREWORD_UNROLL
+  for (int m = 0; m < M; ++m) put(out + (row + m) * stride, acc[m], linear, panel, add);
+}
+
+template <int BITS, int BLOCK>
+void grouped_panels(const Linear& linear, const Rows& rows, int begin, int end, float* out,
+                    size_t stride, bool add) {
+  constexpr int kMost = kTile >= 16 ? 8 : 4;
+  for (int panel = begin; panel < end; ++panel)
+    for (int row = 0; row < rows.rows;) {
+      const int left = rows.rows - row;
+      if (left >= 8 && kMost == 8)
+        grouped_tile<BITS, BLOCK, kMost>(linear, rows, row, panel, out, stride, add), row += kMost;
+      else if (left >= 4)
+        grouped_tile<BITS, BLOCK, 4>(linear, rows, row, panel, out, stride, add), row += 4;
+      else if (left >= 2)
+        grouped_tile<BITS, BLOCK, 2>(linear, rows, row, panel, out, stride, add), row += 2;
+      else
+        grouped_tile<BITS, BLOCK, 1>(linear, rows, row, panel, out, stride, add), row += 1;
+    }
+}
+
+template <int BITS>
+void grouped_bits(const Linear& linear, const Rows& rows, int begin, int end, float* out,
+                  size_t stride, bool add) {
+  if (linear.block == 16)
+    grouped_panels<BITS, 16>(linear, rows, begin, end, out, stride, add);
+  else if (linear.block == 32)
+    grouped_panels<BITS, 32>(linear, rows, begin, end, out, stride, add);
+  else
+    grouped_panels<BITS, 64>(linear, rows, begin, end, out, stride, add);
+}
+
+void product_grouped(const Linear& linear, const Rows& rows, int begin, int end, float* out,
+                     size_t stride, bool add) {
+  if (linear.bits == 4) return grouped_bits<4>(linear, rows, begin, end, out, stride, add);
+  if (linear.bits == 5) return grouped_bits<5>(linear, rows, begin, end, out, stride, add);
+  if (linear.bits == 6) return grouped_bits<6>(linear, rows, begin, end, out, stride, add);
+  grouped_bits<8>(linear, rows, begin, end, out, stride, add);
+}
+
+// One row of a grouped table as floats: scale * q, then + offset.
+template <int BITS, int BLOCK>
+void embed_grouped(const Linear& table, const uint8_t* panel, int lane, float* out) {
+  const I zero = i_set(table.zero);
+  float parts[4][16];
+  for (int g = 0; g < groups_of(table); ++g) {
+    const Scales s = group_scales(table, panel, g);
+    const uint8_t* q = group_values(table, panel, g);
+    for (int b = 0; b < table.group / BLOCK; ++b) {
+      B w[BLOCK / 4];
+      q = unpack<BITS, BLOCK>(q, w);
+      FOREWORD_UNROLL
+      for (int j = 0; j < BLOCK / 4; ++j) {
+        const F v[4] = {b_float<0>(w[j], zero), b_float<1>(w[j], zero), b_float<2>(w[j], zero),
+                        b_float<3>(w[j], zero)};
+        FOREWORD_UNROLL
+        for (int k = 0; k < 4; ++k)
+          f_store(parts[k], table.has_offset ? f_add(f_mul(s.scale, v[k]), s.offset)
+                                             : f_mul(s.scale, v[k]));
+        FOREWORD_UNROLL
+        for (int k = 0; k < 4; ++k) {
+          const int place = g * table.group + b * BLOCK + 4 * j + k;
+          if (place < table.inputs) out[place] = parts[k][lane];
+        }
+      }
+    }
+  }
+}
+
+template <int BITS>
+void embed_bits(const Linear& table, const uint8_t* panel, int lane, float* out) {
+  if (table.block == 16) return embed_grouped<BITS, 16>(table, panel, lane, out);
+  if (table.block == 32) return embed_grouped<BITS, 32>(table, panel, lane, out);
+  embed_grouped<BITS, 64>(table, panel, lane, out);
+}
+
+void embed(const Linear& table, int64_t token, float* out) {
+  const uint8_t* panel = table.data + (size_t)(token / 16) * table.panel_bytes;
+  const int lane = (int)(token % 16);
+  float part[16];
+  if (table.format == Format::kGrouped) {
+    if (table.bits == 4) return embed_bits<4>(table, panel, lane, out);
+    if (table.bits == 5) return embed_bits<5>(table, panel, lane, out);
+    if (table.bits == 6) return embed_bits<6>(table, panel, lane, out);
+    return embed_bits<8>(table, panel, lane, out);
+  }
+  for (int k = 0; k < table.inputs; ++k) {
+    if (table.format == Format::kPairs) {
+      const uint16_t* at = (const uint16_t*)panel + (k / 2) * 32 + lane * 2 + k % 2;
+      const uint32_t bits = (uint32_t)*at << 16;
+      memcpy(out + k, &bits, 4);
+    } else if (table.format == Format::kFloat32) {
+      out[k] = ((const float*)panel)[k * 16 + lane];
+    } else {
+      const uint16_t* at = (const uint16_t*)panel + k * 16;
+      f_store(part, table.format == Format::kFloat16 ? f_from_half(at) : f_from_bf16(at));
+      out[k] = part[lane];
+    }
+  }
+}

@@ -1,0 +1,152 @@
+// Row-wise pieces: exponential, norm, rotary, rounding, and the layouts of activations.
+
+// e^x, relative error below 2e-7 on [-87, 88], clamped outside; NaN stays NaN.
+inline F f_exp(F x) {
+  x = f_max(f_set(-87.0f), f_min(f_set(88.0f), x));
+  const I n = f_to_int(f_mul(x, f_set(1.44269504f)));
+  const F whole = f_from_int(n);
+  F r = f_fma(whole, f_set(-0.693359375f), x);
+  r = f_fma(whole, f_set(2.12194440e-4f), r);
+  F y = f_set(1.9875691500e-4f);
+  y = f_fma(y, r, f_set(1.3981999507e-3f));
+  y = f_fma(y, r, f_set(8.3334519073e-3f));
+  y = f_fma(y, r, f_set(4.1665795894e-2f));
+  y = f_fma(y, r, f_set(1.6666665459e-1f));
+  y = f_fma(y, r, f_set(5.0000001201e-1f));
+  y = f_add(f_fma(y, f_mul(r, r), r), f_set(1.0f));
+  return f_mul(y, f_of_bits(i_left<23>(i_add(n, i_set(127)))));
+}
+
+// The bits of v rounded to bfloat16, to nearest even, in the low half of every lane.
+inline I bf16_bits(F v) {
+  const I bits = f_bits(v);
+  const I odd = i_and(i_right<16>(bits), i_set(1));
+  const I rounded = i_right<16>(i_add(bits, i_add(i_set(0x7fff), odd)));
+  const I quiet = i_right<16>(i_or(bits, i_set(0x400000)));
+  const I size = i_and(bits, i_set(0x7fffffff));
+  return i_greater(size, i_set(0x7f800000), quiet, rounded);
+}
+inline F round_bf16(F v) { return f_of_bits(i_left<16>(bf16_bits(v))); }
+
+// 16 values from k on, zeros from n on; x is readable up to the next multiple of 16.
+inline F fetch(const float* x, int n, int k) {
+  if (k + 16 <= n) return f_load(x + k);
+  return k >= n ? f_zero() : f_range(f_load(x + k), f_zero(), 0, n - k);
+}
+
+void norm(const float* x, const float* weight, int n, float eps, float* out) {
+  F squares = f_zero();
+  for (int k = 0; k < n; k += 16) {
+    const F v = fetch(x, n, k);
+    squares = f_fma(v, v, squares);
+  }
+  const F scale = f_set(1.0f / sqrtf(f_sum(squares) / (float)n + eps));
+  for (int k = 0; k < n; k += 16)
+    f_store(out + k, f_mul(f_mul(fetch(x, n, k), scale), fetch(weight, n, k)));
+}
+
+void rotate(float* head, const float* cos, const float* sin, int dim) {
+  const int half = dim / 2;
+  float *low = head, *high = head + half;
+  int i = 0;
+  for (; i + 16 <= half; i += 16) {
+    const F c = f_load(cos + i), s = f_load(sin + i), a = f_load(low + i), b = f_load(high + i);
+    f_store(low + i, f_sub(f_mul(a, c), f_mul(b, s)));
+    f_store(high + i, f_add(f_mul(b, c), f_mul(a, s)));
+  }
+  for (; i < half; ++i) {
+    const float a = low[i], b = high[i];
+    low[i] = a * cos[i] - b * sin[i];
+    high[i] = b * cos[i] + a * sin[i];
+  }
+}
+
+void store_kv(const float* values, uint8_t* place, int n, bool bfloat16) {
+  if (!bfloat16) {
+    memcpy(place, values, sizeof(float) * n);
+    return;
+  }
+  for (int k = 0; k < n; k += 16) {
+    uint16_t part[16];
+    i_store_low16(part, bf16_bits(fetch(values, n, k)));
+    memcpy(place + 2 * k, part, 2 * (n - k < 16 ? n - k : 16));
+  }
+}
+
+void gate(float* left, const float* right, int n) {
+  for (int k = 0; k < n; k += 16) {
+    const F g = f_load(left + k), one = f_set(1.0f);
+    const F sigmoid = f_div(one, f_add(one, f_exp(f_sub(f_zero(), g))));
+    f_store(left + k, f_mul(f_mul(g, sigmoid), f_load(right + k)));
+  }
+}
+
+void prepare_floats(const float* x, int n, int row, const Rows& rows) {
+  const bool wide = rows.kind == Activation::kFloat32;
+  const int per_chunk = wide ? 16 : 32, chunks = rows.padded / per_chunk;
+  uint8_t* place = rows.values + ((size_t)(row / 16) * chunks * 16 + row % 16) * 64;
+  for (int k = 0; k < rows.padded; k += per_chunk, place += 1024) {
+    if (wide) {
+      f_store((float*)place, fetch(x, n, k));
+    } else {
+      i_store_low16((uint16_t*)place, bf16_bits(fetch(x, n, k)));
+      i_store_low16((uint16_t*)place + 16, bf16_bits(fetch(x, n, k + 16)));
+    }
+  }
+}
+
+// Where value k of a row lies, in values.
+inline size_t grouped_place(const Rows& rows, int row, int k) {
+  const size_t block = (size_t)(row / 16) * (rows.padded / rows.block) + k / rows.block;
+  return (block * 16 + row % 16) * rows.block + k % rows.block;
+}
+
+// Scale amax / 127; integers to nearest even. A row with a NaN or an infinity keeps it in its
+// scale.
+void prepare_a8(const float* x, int n, int row, const Rows& rows) {
+  const int groups = rows.padded / rows.group;
+  const size_t first = (size_t)(row / 16) * groups * 16 + row % 16;
+  const I sign = i_set(0x7fffffff);
+  for (int g = 0; g < groups; ++g) {
+    const int from = g * rows.group, to = from + rows.group;
+    I largest = i_zero();
+    for (int k = from; k < to; k += 16)
+      largest = i_max(largest, i_and(f_bits(fetch(x, n, k)), sign));
+    const int32_t bits = i_top(largest);
+    float amax;
+    memcpy(&amax, &bits, 4);
+    const float scale = amax / 127.0f;
+    const F divisor = f_set(scale == 0.0f ? 1.0f : scale);
+    I sum = i_zero();
+    for (int k = from; k < to; k += 16) {
+      I q = scale == 0.0f ? i_zero() : f_to_int(f_div(fetch(x, n, k), divisor));
+      q = i_max(i_set(-127), i_min(i_set(127), q));
+      i_store_i8(rows.values + grouped_place(rows, row, k), q);
+      sum = i_add(sum, q);
+    }
+    const int32_t total = i_sum(sum);
+    rows.scales[first + (size_t)g * 16] = scale;
+    rows.isums[first + (size_t)g * 16] = total;
+    rows.sums[first + (size_t)g * 16] = (float)total;
+  }
+}
+
+void prepare_a16(const float* x, int n, int row, const Rows& rows) {
+  const int groups = rows.padded / rows.group;
+  const size_t first = (size_t)(row / 16) * groups * 16 + row % 16;
+  for (int g = 0; g < groups; ++g) {
+    F sum = f_zero();
+    for (int k = g * rows.group; k < (g + 1) * rows.group; k += 16) {
+      const F rounded = round_bf16(fetch(x, n, k));
+      f_store((float*)rows.values + grouped_place(rows, row, k), rounded);
+      sum = f_add(sum, rounded);
+    }
+    rows.sums[first + (size_t)g * 16] = f_sum(sum);
+  }
+}
+
+void prepare(const float* x, int n, int row, const Rows& rows) {
+  if (rows.kind == Activation::kA8) return prepare_a8(x, n, row, rows);
+  if (rows.kind == Activation::kA16) return prepare_a16(x, n, row, rows);
+  prepare_floats(x, n, row, rows);
+}

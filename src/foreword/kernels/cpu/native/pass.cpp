@@ -1,0 +1,374 @@
+#include "pass.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "schedule.h"
+
+namespace foreword {
+
+Arena::~Arena() { ::operator delete[](data_, std::align_val_t(64)); }
+
+void Arena::reset(size_t bytes) {
+  used_ = 0;
+  if (bytes <= size_) return;
+  ::operator delete[](data_, std::align_val_t(64));
+  data_ = nullptr, size_ = 0;
+  data_ = static_cast<uint8_t*>(::operator new[](bytes, std::align_val_t(64)));
+  std::memset(data_, 0, bytes);
+  size_ = bytes;
+}
+
+void* Arena::take(size_t bytes) {
+  void* found = data_ + used_;
+  used_ += (bytes + 63) / 64 * 64;
+  assert(used_ <= size_);
+  return found;
+}
+
+size_t product_scratch(int padded, int groups) {
+  return 4096 + static_cast<size_t>(groups) * 128 + static_cast<size_t>(padded) * 16;
+}
+
+namespace {
+
+constexpr int kFewRows = 4;  // so few are normed by every thread for itself
+constexpr int kLayerPhases = 10, kEndPhases = 3;  // calls of `share` and its like
+
+// The input of some products in every layout they want.
+class Inputs {
+ public:
+  Inputs() = default;
+
+  // Bytes needed by `rows` rows; the same products are passed to `make`.
+  static size_t bytes(std::initializer_list<const Linear*> linears, int rows) {
+    size_t total = 0;
+    for (const Linear* linear : linears) {
+      const size_t blocks = static_cast<size_t>(rows + 15) / 16 * 16;
+      const size_t groups = is_grouped(linear->activation) ? groups_of(*linear) : 0;
+      total += blocks * (linear->padded * value_bytes(linear->activation) + groups * 12) + 4 * 64;
+    }
+    return total;
+  }
+
+  void make(std::initializer_list<const Linear*> linears, int rows, uint8_t* memory) {
+    count_ = 0;
+    int place = 0;
+    for (const Linear* linear : linears) {
+      int known = 0;
+      while (known < count_ && !same(rows_[known], *linear)) ++known;
+      if (known == count_) memory = add(*linear, rows, memory);
+      which_[place++] = known;
+    }
+  }
+
+  const Rows& of(int product) const { return rows_[which_[product]]; }
+
+  void fill(const Ops& ops, const float* x, int n, int row) const {
+    for (int i = 0; i < count_; ++i) ops.prepare(x, n, row, rows_[i]);
+  }
+
+ private:
+  static bool same(const Rows& rows, const Linear& linear) {
+    return rows.kind == linear.activation && rows.padded == linear.padded &&
+           (!is_grouped(rows.kind) || (rows.group == linear.group && rows.block == linear.block));
+  }
+
+  uint8_t* add(const Linear& linear, int rows, uint8_t* memory) {
+    auto take = [&memory](size_t bytes) {
+      uint8_t* found = memory;
+      memory += (bytes + 63) / 64 * 64;
+      return found;
+    };
+    const size_t blocks = static_cast<size_t>(rows + 15) / 16 * 16;
+    const size_t groups = is_grouped(linear.activation) ? groups_of(linear) : 0;
+    Rows& made = rows_[count_++];
+    made.kind = linear.activation;
+    made.rows = rows;
+    made.padded = linear.padded;
+    made.group = linear.group;
+    made.block = linear.block;
+    made.values = take(blocks * linear.padded * value_bytes(linear.activation));
+    made.scales = reinterpret_cast<float*>(take(blocks * groups * 4));
+    made.sums = reinterpret_cast<float*>(take(blocks * groups * 4));
+    made.isums = reinterpret_cast<int32_t*>(take(blocks * groups * 4));
+    return memory;
+  }
+
+  int count_ = 0;
+  Rows rows_[3];
+  int which_[3];
+};
+
+class Runner {
+ public:
+  Runner(const Ops& ops, const Model& model, const Batch& batch, float* logits, Pool& pool,
+         Arena& arena)
+      : ops_(ops), model_(model), batch_(batch), logits_(logits), pool_(pool) {
+    plan(arena);
+  }
+
+  void run() {
+    pool_.run([this](int thread) { body(thread); });
+  }
+
+ private:
+  struct Member {  // what a thread owns
+    int phase = 0;
+    float* line;       // [widest]
+    uint8_t* scratch;  // of products and attention
+    uint8_t* inputs;   // of a pass of few rows
+  };
+
+  void plan(Arena& arena) {
+    const Model& m = model_;
+    const int rows = batch_.rows;
+    queries_ = m.heads * m.dim;
+    cached_width_ = m.kv_heads * m.dim;
+    hidden_stride_ = round_up(m.hidden, 16);
+    qkv_stride_ = round_up(queries_, 16) + 2 * round_up(cached_width_, 16);
+    context_stride_ = round_up(queries_, 16);
+    inner_stride_ = round_up(m.intermediate, 16);
+    few_ = rows <= kFewRows;
+
+    size_t inputs = 0, scratch = 0;
+    auto consider = [&](std::initializer_list<const Linear*> linears, int count) {
+      inputs = std::max(inputs, Inputs::bytes(linears, count));
+      for (const Linear* linear : linears)
+        scratch = std::max(scratch, product_scratch(linear->padded, linear->format ==
+                                                    Format::kGrouped ? groups_of(*linear) : 0));
+    };
+    for (const Layer& l : m.layers) {
+      consider({l.query, l.key, l.value}, rows);
+      consider({l.output}, rows);
+      consider({l.gate, l.up}, rows);
+      consider({l.down}, rows);
+    }
+    consider({m.head}, std::max(rows, batch_.wanted));
+    attention_.plan(m, batch_, pool_.size());
+    scratch = std::max(scratch, attention_.scratch_bytes());
+
+    const int widest = std::max({hidden_stride_, context_stride_, inner_stride_});
+    const size_t floats = static_cast<size_t>(rows) * (hidden_stride_ + qkv_stride_ +
+                                                       context_stride_ + 2 * inner_stride_);
+    const size_t member = widest * 4 + scratch + inputs + 3 * 64;
+    arena.reset(floats * 4 + inputs + pool_.size() * member + attention_.partial_bytes() + 1024);
+    auto take = [&](int stride) {
+      return static_cast<float*>(arena.take(static_cast<size_t>(rows) * stride * 4));
+    };
+    hidden_ = take(hidden_stride_);
+    qkv_ = take(qkv_stride_);
+    context_ = take(context_stride_);
+    gate_ = take(inner_stride_);
+    up_ = take(inner_stride_);
+    shared_inputs_ = static_cast<uint8_t*>(arena.take(inputs));
+    attention_.use(static_cast<float*>(arena.take(attention_.partial_bytes())));
+    members_.resize(pool_.size());
+    for (Member& member : members_) {
+      member.line = static_cast<float*>(arena.take(widest * 4));
+      member.scratch = static_cast<uint8_t*>(arena.take(scratch));
+      member.inputs = static_cast<uint8_t*>(arena.take(inputs));
+    }
+    tickets_ = std::vector<Ticket>(m.layers.size() * kLayerPhases + kEndPhases);
+  }
+
+  // Calls work(begin, end) on pieces of [0, count), each piece once over all threads.
+  template <class Work>
+  void share(Member& me, int count, int step, const Work& work) {
+    Ticket& ticket = tickets_[me.phase++];
+    while (true) {
+      const int begin = ticket.next.fetch_add(step, std::memory_order_relaxed);
+      if (begin >= count) return;
+      work(begin, std::min(begin + step, count));
+    }
+  }
+
+  int panel_step(int panels) const {
+    const int even = panels / (pool_.size() * 6) / 4 * 4;
+    return std::min(64, std::max(4, even));
+  }
+
+  void body(int thread) {
+    Member& me = members_[thread];
+    const Model& m = model_;
+    share(me, batch_.rows, 1, [&](int row, int) {
+      ops_.embed(*m.embedding, batch_.tokens[row], hidden_ + row * hidden_stride_);
+    });
+    pool_.barrier();
+    for (size_t index = 0; index < m.layers.size(); ++index) layer(me, index);
+    if (batch_.wanted) head(me);
+    assert(me.phase <= static_cast<int>(tickets_.size()));
+  }
+
+  // Prepares rows for products: each thread all of them when few, else shared out.
+  template <class Line>
+  void prepare(Member& me, Inputs& inputs, std::initializer_list<const Linear*> linears, int rows,
+               int n, const Line& line) {
+    const bool alone = rows <= kFewRows;
+    inputs.make(linears, rows, alone ? me.inputs : shared_inputs_);
+    if (alone) {
+      ++me.phase;
+      for (int row = 0; row < rows; ++row) inputs.fill(ops_, line(row), n, row);
+      return;
+    }
+    share(me, rows, rows > 64 ? 4 : 1, [&](int begin, int end) {
+      for (int row = begin; row < end; ++row) inputs.fill(ops_, line(row), n, row);
+    });
+    pool_.barrier();
+  }
+
+  void layer(Member& me, size_t index) {
+    const Model& m = model_;
+    const Layer& l = m.layers[index];
+    const int rows = batch_.rows;
+    Inputs inputs;
+    prepare(me, inputs, {l.query, l.key, l.value}, rows, m.hidden, [&](int row) {
+      ops_.norm(hidden_ + row * hidden_stride_, l.attention_norm, m.hidden, m.eps, me.line);
+      return me.line;
+    });
+    const Linear* parts[3] = {l.query, l.key, l.value};
+    products(me, inputs, parts, 3, qkv_, qkv_stride_);
+    pool_.barrier();
+    positions(me, l, index);
+    pool_.barrier();
+    attention_.run(me.phase, tickets_, ops_, m, batch_, index, qkv_, qkv_stride_, context_,
+                   context_stride_, me.scratch);
+    pool_.barrier();
+    prepare(me, inputs, {l.output}, rows, queries_, [&](int row) {
+      float* line = context_ + row * context_stride_;
+      if (!attention_.split()) return line;
+      attention_.join(ops_, m, row, l.window, me.line);
+      return me.line;
+    });
+    product(me, *l.output, inputs.of(0), hidden_, hidden_stride_, true);
+    pool_.barrier();
+    mlp(me, l);
+  }
+
+  void mlp(Member& me, const Layer& l) {
+    const Model& m = model_;
+    const int rows = batch_.rows;
+    Inputs inputs;
+    prepare(me, inputs, {l.gate, l.up}, rows, m.hidden, [&](int row) {
+      ops_.norm(hidden_ + row * hidden_stride_, l.mlp_norm, m.hidden, m.eps, me.line);
+      return me.line;
+    });
+    const int panels = panels_of(*l.gate);
+    share(me, panels, panel_step(panels), [&](int begin, int end) {
+      ops_.product(*l.gate, inputs.of(0), begin, end, gate_, inner_stride_, false, me.scratch);
+      ops_.product(*l.up, inputs.of(1), begin, end, up_, inner_stride_, false, me.scratch);
+      for (int row = 0; row < rows; ++row) {
+        const size_t at = static_cast<size_t>(row) * inner_stride_ + begin * kPanel;
+        ops_.gate(gate_ + at, up_ + at, (end - begin) * kPanel);
+      }
+    });
+    pool_.barrier();
+    prepare(me, inputs, {l.down}, rows, m.intermediate,
+            [&](int row) { return gate_ + static_cast<size_t>(row) * inner_stride_; });
+    product(me, *l.down, inputs.of(0), hidden_, hidden_stride_, true);
+    pool_.barrier();
+  }
+
+  void product(Member& me, const Linear& linear, const Rows& rows, float* out, size_t stride,
+               bool add) {
+    const int panels = panels_of(linear);
+    share(me, panels, panel_step(panels), [&](int begin, int end) {
+      ops_.product(linear, rows, begin, end, out, stride, add, me.scratch);
+    });
+  }
+
+  // Several products side by side; each one's columns start at a multiple of 16.
+  void products(Member& me, const Inputs& inputs, const Linear* const* linears, int count,
+                float* out, size_t stride) {
+    int total = 0;
+    for (int i = 0; i < count; ++i) total += panels_of(*linears[i]);
+    share(me, total, panel_step(total), [&](int begin, int end) {
+      int first = 0;
+      for (int i = 0; i < count; ++i) {
+        const int panels = panels_of(*linears[i]);
+        const int from = std::max(begin - first, 0), to = std::min(end - first, panels);
+        if (from < to)
+          ops_.product(*linears[i], inputs.of(i), from, to, out + first * kPanel, stride, false,
+                       me.scratch);
+        first += panels;
+      }
+    });
+  }
+
+  // Norm of heads, rotary, and K and V into the pool.
+  void positions(Member& me, const Layer& l, size_t index) {
+    const Model& m = model_;
+    const int heads = m.heads + 2 * m.kv_heads;
+    const int keys_at = round_up(queries_, 16), values_at = keys_at + round_up(cached_width_, 16);
+    const size_t head_bytes = static_cast<size_t>(m.dim) * (m.kv_bfloat16 ? 2 : 4);
+    share(me, batch_.rows * heads, std::max(1, heads / 2), [&](int begin, int end) {
+      for (int item = begin; item < end; ++item) {
+        const int row = item / heads, head = item % heads;
+        float* line = qkv_ + static_cast<size_t>(row) * qkv_stride_;
+        const size_t angle = static_cast<size_t>(batch_.positions[row]) * (m.dim / 2);
+        const size_t slot = static_cast<size_t>(batch_.slots[row]) * m.kv_heads;
+        if (head < m.heads) {
+          turn(me, line + head * m.dim, l.query_norm, angle);
+        } else if (head < m.heads + m.kv_heads) {
+          const int number = head - m.heads;
+          float* key = line + keys_at + number * m.dim;
+          turn(me, key, l.key_norm, angle);
+          ops_.store_kv(key, batch_.keys[index] + (slot + number) * head_bytes, m.dim,
+                        m.kv_bfloat16);
+        } else {
+          const int number = head - m.heads - m.kv_heads;
+          ops_.store_kv(line + values_at + number * m.dim,
+                        batch_.values[index] + (slot + number) * head_bytes, m.dim,
+                        m.kv_bfloat16);
+        }
+      }
+    });
+  }
+
+  void turn(Member& me, float* head, const float* norm, size_t angle) {
+    if (norm) {
+      std::memcpy(me.line, head, sizeof(float) * model_.dim);
+      ops_.norm(me.line, norm, model_.dim, model_.eps, me.line);
+      std::memcpy(head, me.line, sizeof(float) * model_.dim);
+    }
+    ops_.rotate(head, model_.cos + angle, model_.sin + angle, model_.dim);
+  }
+
+  void head(Member& me) {
+    const Model& m = model_;
+    Inputs inputs;
+    prepare(me, inputs, {m.head}, batch_.wanted, m.hidden, [&](int row) {
+      const float* line = hidden_ + batch_.logit_rows[row] * hidden_stride_;
+      ops_.norm(line, m.norm, m.hidden, m.eps, me.line);
+      return me.line;
+    });
+    product(me, *m.head, inputs.of(0), logits_, m.head->outputs, false);
+  }
+
+  const Ops& ops_;
+  const Model& model_;
+  const Batch& batch_;
+  float* logits_;
+  Pool& pool_;
+  Attention attention_;
+  std::vector<Member> members_;
+  std::vector<Ticket> tickets_;
+  int queries_, cached_width_, hidden_stride_, qkv_stride_, context_stride_, inner_stride_;
+  bool few_;
+  float *hidden_, *qkv_, *context_, *gate_, *up_;
+  uint8_t* shared_inputs_;
+};
+
+}  // namespace
+
+void run_pass(const Ops& ops, const Model& model, const Batch& batch, float* logits, Pool& pool,
+              Arena& arena) {
+  if (!batch.rows) return;
+  Runner(ops, model, batch, logits, pool, arena).run();
+}
+
+}  // namespace foreword

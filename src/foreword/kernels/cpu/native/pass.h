@@ -1,0 +1,64 @@
+// One pass over the whole model: the phases of every layer, shared out to the pool's threads.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "plan.h"
+#include "threads.h"
+
+namespace foreword {
+
+struct Layer {
+  const float* attention_norm;
+  const Linear *query, *key, *value;
+  const float *query_norm, *key_norm;  // or null
+  const Linear* output;
+  const float* mlp_norm;
+  const Linear *gate, *up, *down;
+  int window;  // 0 = all
+};
+
+struct Model {
+  int hidden, intermediate, heads, kv_heads, dim;
+  float eps;
+  bool kv_bfloat16;
+  const Linear* embedding;
+  std::vector<Layer> layers;
+  const float* norm;
+  const Linear* head;
+  const float *cos, *sin;  // [positions][dim / 2]
+};
+
+// Rows of one sequence: `cached` slots of content 0.., then `rows` rows with parents inside.
+struct Segment {
+  int first, rows, cached;
+  const int64_t* slots;    // [cached + rows]
+  const int32_t* parents;  // [rows]
+};
+
+struct Batch {
+  int rows, wanted;
+  const int64_t *tokens, *positions, *slots;  // [rows]
+  const int64_t* logit_rows;                  // [wanted]
+  std::vector<Segment> segments;
+  std::vector<uint8_t*> keys, values;  // per layer, slot 0
+};
+
+// Memory that is reused from pass to pass.
+class Arena {
+ public:
+  ~Arena();
+  // All memory of the last pass becomes free; at least `bytes` can be had.
+  void reset(size_t bytes);
+  void* take(size_t bytes);
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0, used_ = 0;
+};
+
+void run_pass(const Ops& ops, const Model& model, const Batch& batch, float* logits, Pool& pool,
+              Arena& arena);
+
+}  // namespace foreword

@@ -1,0 +1,61 @@
+// Which keys each row reads, and how attention is shared out over threads.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "pass.h"
+
+namespace foreword {
+
+struct alignas(64) Ticket {  // the next piece of a phase's work
+  std::atomic<int> next{0};
+  Ticket() = default;
+  Ticket(const Ticket&) {}
+};
+
+class Attention {
+ public:
+  void plan(const Model& model, const Batch& batch, int threads);
+  size_t scratch_bytes() const { return scratch_; }
+  size_t partial_bytes() const { return partials_; }
+  void use(float* memory) { memory_ = memory; }
+  // Whether partitions are kept apart, to be merged by `join`.
+  bool split() const { return split_; }
+
+  // This thread's share of a layer. With split() off, `context` is complete afterwards.
+  void run(int& phase, std::vector<Ticket>& tickets, const Ops& ops, const Model& model,
+           const Batch& batch, size_t layer, const float* qkv, size_t qkv_stride, float* context,
+           size_t context_stride, uint8_t* scratch) const;
+
+  // Merges a row's partitions in ascending order: [heads * dim] floats.
+  void join(const Ops& ops, const Model& model, int row, int window, float* out) const;
+
+ private:
+  struct Path {  // one segment
+    bool chain;
+    int depth;                   // of the deepest row, plus one
+    std::vector<int64_t> slots;  // [rows][depth]: own slots of the ancestors and the row itself
+  };
+  struct Item {
+    int segment, begin, end, kv_head, first, last;  // rows and partitions, half-open
+  };
+  struct Work;
+
+  void attend(Work& work, const Item& item) const;
+  void partition(Work& work, const Item& item, int number) const;
+  const int64_t* lanes(const Work& work, const Item& item, int row, int number,
+                       int64_t* room) const;
+  float* partial(int row, int head, int number) const;
+
+  std::vector<Path> paths_;
+  std::vector<Item> items_;
+  std::vector<int> row_position_;
+  std::vector<size_t> row_partial_;  // in (row, head, partition) units
+  bool split_ = false;
+  int heads_ = 0, padded_dim_ = 0, most_ = 0;
+  size_t scratch_ = 0, partials_ = 0;
+  float* memory_ = nullptr;
+};
+
+}  // namespace foreword
