@@ -124,80 +124,102 @@ void amx_pairs(const Linear& linear, const Rows& rows, int begin, int end, float
   _tile_release();
 }
 
+// q as it is: signed bytes when it has a zero, else unsigned ones.
 template <int BITS, int BLOCK>
 void unpack_panel(const Linear& linear, const uint8_t* panel, uint8_t* to, float* scales) {
-  for (int g = 0; g < groups_of(linear); ++g) {
-    const Scales s = group_scales(linear, panel, g);
+  const int groups = groups_of(linear);
+  const B zero = _mm512_set1_epi8((char)linear.zero);
+  Cursor cursor(linear, panel);
+  for (int g = 0; g < groups; ++g, cursor.next()) {
+    const Scales s = cursor.scales();
     f_store(scales + 32 * g, s.scale);
     f_store(scales + 32 * g + 16, s.offset);
-    const uint8_t* q = group_values(linear, panel, g);
+    const uint8_t* q = cursor.values();
+    for (size_t ahead = 0; ahead < linear.group_bytes + 64; ahead += 64)
+      prefetch(q + linear.panel_bytes + ahead);
     for (int b = 0; b < linear.group / BLOCK; ++b) {
       B w[BLOCK / 4];
       q = unpack<BITS, BLOCK>(q, w);
       FOREWORD_UNROLL
-      for (int j = 0; j < BLOCK / 4; ++j, to += 64) b_store(to, w[j]);
+      for (int j = 0; j < BLOCK / 4; ++j, to += 64) b_store(to, _mm512_sub_epi8(w[j], zero));
     }
   }
 }
 
+// Result tiles are never cleared: clearing one costs as much as three products. They go on adding,
+// modulo 2^32, and a group's dots are what its tile held after it less what it held before. Group g
+// of four has tile g; `dots` keeps two copies of each, the newest at `newest[g]`.
+struct Tiles {
+  int32_t* dots;  // [4][2][16 rows][16]
+  int newest[4];
+};
+
 // The intrinsics are macros that spell register numbers, so they want literals.
-#define FOREWORD_DOT(T, A, W, X, Q)                                          \
+#define FOREWORD_DOT(T, A, W)                                                \
   do {                                                                       \
-    const uint8_t *x_ = (X), *q_ = (Q);                                      \
-    _tile_zero(T);                                                           \
+    const uint8_t *x_ = x + T * step, *q_ = w + T * step;                    \
     for (int b = 0; b < blocks; ++b, x_ += 16 * BLOCK, q_ += 16 * BLOCK) {   \
       _tile_loadd(A, x_, BLOCK);                                             \
       _tile_loadd(W, q_, 64);                                                \
-      _tile_dpbsud(T, A, W);                                                 \
+      if (KIND & 2)                                                          \
+        _tile_dpbssd(T, A, W);                                               \
+      else                                                                   \
+        _tile_dpbsud(T, A, W);                                               \
     }                                                                        \
   } while (0)
+#define FOREWORD_KEEP(T) \
+  _tile_stored(T, tiles.dots + 512 * T + 256 * (tiles.newest[T] ^= 1), 64)
 
-// M rows of a row block. Two groups are on the matrix unit while the float part of the two before
-// runs on the vector units; `dots` has room for both.
+// M rows of a row block. Four groups are on the matrix unit while the float part of the four
+// before runs on the vector units.
 template <int KIND, int BLOCK, int M>
 inline void a8_block(const Linear& linear, const Rows& rows, int block, const uint8_t* w,
-                     const float* scales, int32_t* dots, F (&acc)[M]) {
-  const int groups = groups_of(linear), blocks = linear.group / BLOCK, zero = linear.zero;
+                     const float* scales, Tiles& tiles, F (&acc)[M]) {
+  const int groups = groups_of(linear), blocks = linear.group / BLOCK;
   const size_t step = (size_t)linear.group * 16;
   const uint8_t* x = rows.values + (size_t)block * groups * step;
   size_t at = (size_t)block * groups * 16;
-  FOREWORD_DOT(0, 4, 6, x, w);
-  if (groups > 1) FOREWORD_DOT(1, 5, 7, x + step, w + step);
-  _tile_stored(0, dots, 64);
-  if (groups > 1) _tile_stored(1, dots + 256, 64);
-  for (int g = 0; g < groups; g += 2) {
-    const int next = groups - g - 2;
-    int32_t* ready = dots + (g & 2) * 256;
-    int32_t* coming = dots + (2 - (g & 2)) * 256;
-    x += 2 * step, w += 2 * step;
-    if (next > 0) FOREWORD_DOT(2, 4, 6, x, w);
-    if (next > 1) FOREWORD_DOT(3, 5, 7, x + step, w + step);
+  FOREWORD_DOT(0, 4, 6);
+  if (groups > 1) FOREWORD_DOT(1, 5, 7);
+  if (groups > 2) FOREWORD_DOT(2, 4, 6);
+  if (groups > 3) FOREWORD_DOT(3, 5, 7);
+  for (int left = groups; left > 0; left -= 4) {
+    x += 4 * step, w += 4 * step;
+    FOREWORD_KEEP(0);
+    if (left > 4) FOREWORD_DOT(0, 4, 6);
+    if (left > 1) FOREWORD_KEEP(1);
+    if (left > 5) FOREWORD_DOT(1, 5, 7);
+    if (left > 2) FOREWORD_KEEP(2);
+    if (left > 6) FOREWORD_DOT(2, 4, 6);
+    if (left > 3) FOREWORD_KEEP(3);
+    if (left > 7) FOREWORD_DOT(3, 5, 7);
     asm volatile("" ::: "memory");
-    for (int t = 0; t < 2 && g + t < groups; ++t, at += 16, scales += 32) {
+    for (int t = 0; t < 4 && t < left; ++t, at += 16, scales += 32) {
+      const int32_t* after = tiles.dots + 512 * t + 256 * tiles.newest[t];
+      const int32_t* before = tiles.dots + 512 * t + 256 * (tiles.newest[t] ^ 1);
       const Scales s = {f_load(scales), f_load(scales + 16)};
       FOREWORD_UNROLL
-      for (int m = 0; m < M; ++m)
-        acc[m] = finish_a8<KIND>(acc[m], i_load(ready + 256 * t + 16 * m), s, zero,
-                                 rows.sums[at + m], rows.isums[at + m], rows.scales[at + m]);
+      for (int m = 0; m < M; ++m) {
+        const I dot = i_sub(i_load(after + 16 * m), i_load(before + 16 * m));
+        acc[m] = finish_a8<KIND & 1>(acc[m], dot, s, 0, rows.sums[at + m], 0, rows.scales[at + m]);
+      }
     }
-    if (next > 0) _tile_stored(2, coming, 64);
-    if (next > 1) _tile_stored(3, coming + 256, 64);
   }
 }
 
 template <int BLOCK, int M>
 inline void a8_rows(const Linear& linear, const Rows& rows, int block, int panel, const uint8_t* w,
-                    const float* scales, int32_t* dots, float* out, size_t stride, bool add) {
+                    const float* scales, Tiles& tiles, float* out, size_t stride, bool add) {
   F acc[M];
   FOREWORD_UNROLL
   for (int m = 0; m < M; ++m) acc[m] = f_zero();
   const int kind = kind_of(linear);
   if (kind == 0)
-    a8_block<0, BLOCK, M>(linear, rows, block, w, scales, dots, acc);
+    a8_block<0, BLOCK, M>(linear, rows, block, w, scales, tiles, acc);
   else if (kind == 1)
-    a8_block<1, BLOCK, M>(linear, rows, block, w, scales, dots, acc);
+    a8_block<1, BLOCK, M>(linear, rows, block, w, scales, tiles, acc);
   else
-    a8_block<2, BLOCK, M>(linear, rows, block, w, scales, dots, acc);
+    a8_block<2, BLOCK, M>(linear, rows, block, w, scales, tiles, acc);
   const int left = rows.rows - block * 16;
   for (int m = 0; m < M && m < left; ++m)
     put(out + ((size_t)block * 16 + m) * stride, acc[m], linear, panel, add);
@@ -206,18 +228,23 @@ inline void a8_rows(const Linear& linear, const Rows& rows, int block, int panel
 template <int BITS, int BLOCK>
 void a8_panels(const Linear& linear, const Rows& rows, int begin, int end, float* out,
                size_t stride, bool add, uint8_t* scratch) {
-  int32_t* dots = (int32_t*)scratch;
-  float* scales = (float*)(scratch + 4096);
-  uint8_t* w = scratch + 4096 + (size_t)groups_of(linear) * 128;
+  Tiles tiles = {(int32_t*)scratch, {0, 0, 0, 0}};
+  float* scales = (float*)(scratch + 8192);
+  uint8_t* w = scratch + 8192 + (size_t)groups_of(linear) * 128;
   configure(rows.rows <= 8 ? 8 : 16, BLOCK, BLOCK / 4);
+  memset(scratch, 0, 8192);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
   for (int panel = begin; panel < end; ++panel) {
     const uint8_t* data = linear.data + (size_t)panel * linear.panel_bytes;
     unpack_panel<BITS, BLOCK>(linear, data, w, scales);
     for (int block = 0; block * 16 < rows.rows; ++block)
       if (rows.rows <= 8)
-        a8_rows<BLOCK, 8>(linear, rows, block, panel, w, scales, dots, out, stride, add);
+        a8_rows<BLOCK, 8>(linear, rows, block, panel, w, scales, tiles, out, stride, add);
       else
-        a8_rows<BLOCK, 16>(linear, rows, block, panel, w, scales, dots, out, stride, add);
+        a8_rows<BLOCK, 16>(linear, rows, block, panel, w, scales, tiles, out, stride, add);
   }
   _tile_release();
 }

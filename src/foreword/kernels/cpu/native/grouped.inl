@@ -1,5 +1,7 @@
 // Products with grouped integers: a8 (integer dots) and a16 (bfloat16 activations in float32).
 
+constexpr int kAhead = 4096;  // bytes between what is read and what is asked for from memory
+
 struct Scales {
   F scale, offset;
 };
@@ -9,17 +11,38 @@ inline F one_scale(const uint8_t* p, bool two_level, bool is_signed, bool wide) 
   return wide ? f_load((const float*)p) : f_from_half((const uint16_t*)p);
 }
 
-// Scale and offset of group `g` of a panel.
-inline Scales group_scales(const Linear& linear, const uint8_t* panel, int g) {
-  const int unit = g / linear.unit_groups, inside = g - unit * linear.unit_groups;
-  const uint8_t* p = panel + unit * linear.unit_bytes;
-  const uint8_t* supers = p;
+// Walks over the groups of a panel, in order.
+struct Cursor {
+  const Linear& linear;
+  const uint8_t* header;  // of the unit
+  int inside;             // group in the unit
+  int step, other;        // bytes of a group's scales and offsets
+
+  Cursor(const Linear& weight, const uint8_t* panel)
+      : linear(weight),
+        header(panel),
+        inside(0),
+        step(scale_bytes(weight)),
+        other(offset_bytes(weight)) {}
+
+  void next() {
+    if (++inside < linear.unit_groups) return;
+    inside = 0;
+    header += linear.unit_bytes;
+  }
+  const uint8_t* values() const {
+    return header + linear.header_bytes + inside * linear.group_bytes;
+  }
+  inline Scales scales() const;
+};
+
+inline Scales Cursor::scales() const {
+  const uint8_t* p = header;
   if (linear.two_level) p += linear.has_offset ? 64 : 32;
-  const int step = scale_bytes(linear), other = offset_bytes(linear);
   Scales found;
   found.scale = one_scale(p + inside * step, linear.two_level, linear.signed_scale,
                           linear.wide_scale);
-  if (linear.two_level) found.scale = f_mul(f_from_half((const uint16_t*)supers), found.scale);
+  if (linear.two_level) found.scale = f_mul(f_from_half((const uint16_t*)header), found.scale);
   found.offset = f_zero();
   if (!linear.has_offset) return found;
   p += linear.unit_groups * step + inside * other;
@@ -29,13 +52,8 @@ inline Scales group_scales(const Linear& linear, const uint8_t* panel, int g) {
   }
   found.offset = one_scale(p, linear.two_level, linear.signed_offset, linear.wide_offset);
   if (linear.two_level)
-    found.offset = f_mul(f_from_half((const uint16_t*)(supers + 32)), found.offset);
+    found.offset = f_mul(f_from_half((const uint16_t*)(header + 32)), found.offset);
   return found;
-}
-
-inline const uint8_t* group_values(const Linear& linear, const uint8_t* panel, int g) {
-  const int unit = g / linear.unit_groups, inside = g - unit * linear.unit_groups;
-  return panel + unit * linear.unit_bytes + linear.header_bytes + inside * linear.group_bytes;
 }
 
 // BLOCK values of k as BLOCK / 4 vectors [16 outputs][4 k].
@@ -105,9 +123,13 @@ inline void a8_tile(const Linear& linear, const Rows& rows, int row, const uint8
   const int groups = groups_of(linear), blocks = linear.group / BLOCK;
   const uint8_t* x = rows.values + grouped_place(rows, row, 0);
   size_t at = (size_t)(row / 16) * groups * 16 + row % 16;
-  for (int g = 0; g < groups; ++g, at += 16) {
-    const Scales s = group_scales(linear, panel, g);
-    const uint8_t* q = group_values(linear, panel, g);
+  Cursor cursor(linear, panel);
+  for (int g = 0; g < groups; ++g, at += 16, cursor.next()) {
+    const Scales s = cursor.scales();
+    const uint8_t* q = cursor.values();
+    if (M <= 2)
+      for (size_t ahead = 0; ahead < linear.group_bytes + 64; ahead += 64)
+        prefetch(q + kAhead + ahead);
     I even[M], odd[M];
     FOREWORD_UNROLL
     for (int m = 0; m < M; ++m) even[m] = odd[m] = i_zero();
@@ -136,9 +158,13 @@ inline void a16_tile(const Linear& linear, const Rows& rows, int row, const uint
   const float* x = (const float*)rows.values + grouped_place(rows, row, 0);
   size_t at = (size_t)(row / 16) * groups * 16 + row % 16;
   const I zero = i_set(linear.zero);
-  for (int g = 0; g < groups; ++g, at += 16) {
-    const Scales s = group_scales(linear, panel, g);
-    const uint8_t* q = group_values(linear, panel, g);
+  Cursor cursor(linear, panel);
+  for (int g = 0; g < groups; ++g, at += 16, cursor.next()) {
+    const Scales s = cursor.scales();
+    const uint8_t* q = cursor.values();
+    if (M <= 2)
+      for (size_t ahead = 0; ahead < linear.group_bytes + 64; ahead += 64)
+        prefetch(q + kAhead + ahead);
     F dot[M];
     FOREWORD_UNROLL
     for (int m = 0; m < M; ++m) dot[m] = f_zero();
@@ -223,9 +249,10 @@ template <int BITS, int BLOCK>
 void embed_grouped(const Linear& table, const uint8_t* panel, int lane, float* out) {
   const I zero = i_set(table.zero);
   float parts[4][16];
-  for (int g = 0; g < groups_of(table); ++g) {
-    const Scales s = group_scales(table, panel, g);
-    const uint8_t* q = group_values(table, panel, g);
+  Cursor cursor(table, panel);
+  for (int g = 0; g < groups_of(table); ++g, cursor.next()) {
+    const Scales s = cursor.scales();
+    const uint8_t* q = cursor.values();
     for (int b = 0; b < table.group / BLOCK; ++b) {
       B w[BLOCK / 4];
       q = unpack<BITS, BLOCK>(q, w);

@@ -196,6 +196,7 @@ void product(const Weight& weight, const std::string& isa, Pool& pool, int rows,
             scales.data(),
             sums.data(),
             isums.data()};
+  uint8_t* place = scratch.data() + (64 - reinterpret_cast<Address>(scratch.data()) % 64);
   nb::gil_scoped_release unlocked;
   pool.run([&](int thread) {
     if (thread) return;
@@ -205,7 +206,7 @@ void product(const Weight& weight, const std::string& isa, Pool& pool, int rows,
       ops.prepare(line.data(), linear.inputs, row, made);
     }
     ops.product(linear, made, 0, panels_of(linear), reinterpret_cast<float*>(out), linear.outputs,
-                false, scratch.data());
+                false, place);
   });
 }
 

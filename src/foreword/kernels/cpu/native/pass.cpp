@@ -31,7 +31,7 @@ void* Arena::take(size_t bytes) {
 }
 
 size_t product_scratch(int padded, int groups) {
-  return 4096 + static_cast<size_t>(groups) * 128 + static_cast<size_t>(padded) * 16;
+  return 8192 + static_cast<size_t>(groups) * 128 + static_cast<size_t>(padded) * 16;
 }
 
 namespace {

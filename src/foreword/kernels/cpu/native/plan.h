@@ -6,7 +6,9 @@
 #include <stdint.h>
 
 // Loops over register tiles must unroll, else the tiles live in memory.
-#if defined(__clang__)
+#if defined(FOREWORD_UNIT_PORTABLE)
+#define FOREWORD_UNROLL  // its vectors are arrays, in memory anyhow
+#elif defined(__clang__)
 #define FOREWORD_UNROLL _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__)
 #define FOREWORD_UNROLL _Pragma("GCC unroll 16")

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#define FOREWORD_UNIT_PORTABLE 1
 #include "plan.h"
 
 namespace foreword {
