@@ -84,7 +84,7 @@ void product_floats(const Linear& linear, const Rows& rows, int begin, int end, 
     for (int row = 0; row < rows.rows;) {
       const int left = rows.rows - row;
       const uint8_t* x =
-          rows.values + ((size_t)(row / 16) * chunks * 16 + row % 16) * 64;
+          row_block(rows, row / 16) + row % 16 * 64;
       float* place = out + row * stride;
       if (left >= 8 && kMost == 8) {
         float_rows<T, kMost>(linear, x, chunks, from, to, place, stride, add), row += kMost;

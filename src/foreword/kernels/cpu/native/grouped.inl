@@ -111,17 +111,24 @@ inline F finish_a8(F acc, I dot, Scales s, int zero, float sum, int32_t isum, fl
 }
 inline int kind_of(const Linear& linear) { return (linear.has_offset ? 1 : 0) + (linear.zero ? 2 : 0); }
 
-inline F finish_a16(F acc, F dot, Scales s, const Linear& linear, float sum) {
-  F t = f_mul(dot, s.scale);
-  if (linear.has_offset) t = f_fma(f_set(sum), s.offset, t);
-  return f_add(acc, t);
-}
+// The four integers of every lane's bytes as floats.
+template <int BITS>
+struct Integers {
+  const I zero;
+  explicit Integers(int value) : zero(i_set(value)) {}
+  void get(B w, F (&v)[4]) const {
+    v[0] = b_float<0>(w, zero);
+    v[1] = b_float<1>(w, zero);
+    v[2] = b_float<2>(w, zero);
+    v[3] = b_float<3>(w, zero);
+  }
+};
 
 // M rows of one row block against one panel.
 template <int KIND, int BITS, int BLOCK, int M>
 inline void a8_tile(const Linear& linear, const Rows& rows, int row, const uint8_t* panel, F* acc) {
   const int groups = groups_of(linear), blocks = linear.group / BLOCK;
-  const uint8_t* x = rows.values + grouped_place(rows, row, 0);
+  const uint8_t* x = row_block(rows, row / 16) + grouped_place(rows, row, 0);
   size_t at = (size_t)(row / 16) * groups * 16 + row % 16;
   Cursor cursor(linear, panel);
   for (int g = 0; g < groups; ++g, at += 16, cursor.next()) {
@@ -151,39 +158,77 @@ inline void a8_tile(const Linear& linear, const Rows& rows, int row, const uint8
   }
 }
 
+#if defined(FOREWORD_TABLES)
+template <>
+struct Integers<4> {
+  Table16 table;
+  explicit Integers(int zero) : table(zero) {}
+  void get(B w, F (&v)[4]) const {
+    v[0] = table.get(w);
+    v[1] = table.get(i_right<8>(w));
+    v[2] = table.get(i_right<16>(w));
+    v[3] = table.get(i_right<24>(w));
+  }
+};
+#endif
+
+// M rows of one row block against one panel, in the order of the matrix unit's bfloat16 product:
+// a piece of up to 32 values of k is two chains, over k = 0, 1, 4, 5, ... and 2, 3, 6, 7, ..., whose
+// sum is added to the running dot P. And scale[g] (P[g] - P[g - 1]), summed by parts, is
+// P[g] (scale[g] - scale[g + 1]).
 template <int BITS, int BLOCK, int M>
 inline void a16_tile(const Linear& linear, const Rows& rows, int row, const uint8_t* panel,
                      F* acc) {
+  constexpr int kPiece = BLOCK < 32 ? BLOCK : 32;
   const int groups = groups_of(linear), blocks = linear.group / BLOCK;
-  const float* x = (const float*)rows.values + grouped_place(rows, row, 0);
+  const float* x = (const float*)row_block(rows, row / 16) + grouped_place(rows, row, 0);
   size_t at = (size_t)(row / 16) * groups * 16 + row % 16;
-  const I zero = i_set(linear.zero);
+  const Integers<BITS> integers(linear.zero);
   Cursor cursor(linear, panel);
-  for (int g = 0; g < groups; ++g, at += 16, cursor.next()) {
-    const Scales s = cursor.scales();
+  F running[M];
+  FOREWORD_UNROLL
+  for (int m = 0; m < M; ++m) running[m] = f_zero();
+  Scales s = cursor.scales();
+  for (int g = 0; g < groups; ++g, at += 16) {
     const uint8_t* q = cursor.values();
     if (M <= 2)
       for (size_t ahead = 0; ahead < linear.group_bytes + 64; ahead += 64)
         prefetch(q + kAhead + ahead);
-    F dot[M];
-    FOREWORD_UNROLL
-    for (int m = 0; m < M; ++m) dot[m] = f_zero();
     for (int b = 0; b < blocks; ++b, x += 16 * BLOCK) {
       B w[BLOCK / 4];
       q = unpack<BITS, BLOCK>(q, w);
       FOREWORD_UNROLL
-      for (int j = 0; j < BLOCK / 4; ++j) {
-        const F v[4] = {b_float<0>(w[j], zero), b_float<1>(w[j], zero), b_float<2>(w[j], zero),
-                        b_float<3>(w[j], zero)};
+      for (int piece = 0; piece < BLOCK; piece += kPiece) {
+        F even[M], odd[M];
         FOREWORD_UNROLL
-        for (int k = 0; k < 4; ++k)
+        for (int m = 0; m < M; ++m) even[m] = odd[m] = f_zero();
+        FOREWORD_UNROLL
+        for (int k = piece; k < piece + kPiece; k += 4) {
+          F v[4];
+          integers.get(w[k / 4], v);
           FOREWORD_UNROLL
-          for (int m = 0; m < M; ++m)
-            dot[m] = f_fma(f_set(x[m * BLOCK + 4 * j + k]), v[k], dot[m]);
+          for (int m = 0; m < M; ++m) {
+            const float* mine = x + m * BLOCK + k;
+            even[m] = f_fma(f_set(mine[0]), v[0], even[m]);
+            even[m] = f_fma(f_set(mine[1]), v[1], even[m]);
+            odd[m] = f_fma(f_set(mine[2]), v[2], odd[m]);
+            odd[m] = f_fma(f_set(mine[3]), v[3], odd[m]);
+          }
+        }
+        FOREWORD_UNROLL
+        for (int m = 0; m < M; ++m) running[m] = f_add(running[m], f_add(even[m], odd[m]));
       }
     }
+    cursor.next();
+    const bool more = g + 1 < groups;
+    const Scales next = more ? cursor.scales() : Scales{f_zero(), f_zero()};
+    const F delta = more ? f_sub(s.scale, next.scale) : s.scale;
     FOREWORD_UNROLL
-    for (int m = 0; m < M; ++m) acc[m] = finish_a16(acc[m], dot[m], s, linear, rows.sums[at + m]);
+    for (int m = 0; m < M; ++m) {
+      acc[m] = f_fma(running[m], delta, acc[m]);
+      if (linear.has_offset) acc[m] = f_fma(f_set(rows.sums[at + m]), s.offset, acc[m]);
+    }
+    s = next;
   }
 }
 
@@ -201,7 +246,7 @@ inline void grouped_tile(const Linear& linear, const Rows& rows, int row, int pa
     a8_tile<1, BITS, BLOCK, M>(linear, rows, row, data, acc);
   else if (rows.kind == Activation::kA8)
     a8_tile<2, BITS, BLOCK, M>(linear, rows, row, data, acc);
-  else
+  else if constexpr (M <= 4)  // more do not fit in registers
     a16_tile<BITS, BLOCK, M>(linear, rows, row, data, acc);
   FOREWORD_UNROLL
   for (int m = 0; m < M; ++m) put(out + (row + m) * stride, acc[m], linear, panel, add);
@@ -214,7 +259,7 @@ void grouped_panels(const Linear& linear, const Rows& rows, int begin, int end, 
   for (int panel = begin; panel < end; ++panel)
     for (int row = 0; row < rows.rows;) {
       const int left = rows.rows - row;
-      if (left >= 8 && kMost == 8)
+      if (left >= 8 && kMost == 8 && rows.kind == Activation::kA8)
         grouped_tile<BITS, BLOCK, kMost>(linear, rows, row, panel, out, stride, add), row += kMost;
       else if (left >= 4)
         grouped_tile<BITS, BLOCK, 4>(linear, rows, row, panel, out, stride, add), row += 4;

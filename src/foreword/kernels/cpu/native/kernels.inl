@@ -5,6 +5,7 @@
 #include "attention.inl"
 #if defined(FOREWORD_UNIT_AMX)
 #include "amx.inl"
+#include "amx_grouped.inl"
 #endif
 
 void product(const Linear& linear, const Rows& rows, int begin, int end, float* out, size_t stride,
@@ -25,8 +26,10 @@ void product(const Linear& linear, const Rows& rows, int begin, int end, float* 
 #endif
     case Format::kGrouped:
 #if defined(FOREWORD_UNIT_AMX)
-      if (linear.activation == Activation::kA8 && rows.rows > 4)
-        return amx_a8(linear, rows, begin, end, out, stride, add, scratch);
+      if (rows.rows > kFewRows && linear.activation == Activation::kA16)
+        return amx_grouped<false>(linear, rows, begin, end, out, stride, add, scratch);
+      if (rows.rows > kFewRows)
+        return amx_grouped<true>(linear, rows, begin, end, out, stride, add, scratch);
 #endif
       return product_grouped(linear, rows, begin, end, out, stride, add);
   }

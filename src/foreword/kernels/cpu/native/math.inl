@@ -81,10 +81,16 @@ void gate(float* left, const float* right, int n) {
   }
 }
 
+constexpr int kFewRows = 2;  // of a grouped product that stay on the vector units
+
+inline uint8_t* row_block(const Rows& rows, int block) {
+  return rows.values + block * row_block_bytes(rows.kind, rows.padded);
+}
+
 void prepare_floats(const float* x, int n, int row, const Rows& rows) {
   const bool wide = rows.kind == Activation::kFloat32;
-  const int per_chunk = wide ? 16 : 32, chunks = rows.padded / per_chunk;
-  uint8_t* place = rows.values + ((size_t)(row / 16) * chunks * 16 + row % 16) * 64;
+  const int per_chunk = wide ? 16 : 32;
+  uint8_t* place = row_block(rows, row / 16) + row % 16 * 64;
   for (int k = 0; k < rows.padded; k += per_chunk, place += 1024) {
     if (wide) {
       f_store((float*)place, fetch(x, n, k));
@@ -95,10 +101,9 @@ void prepare_floats(const float* x, int n, int row, const Rows& rows) {
   }
 }
 
-// Where value k of a row lies, in values.
+// Where value k of a row lies, in the values of its row block.
 inline size_t grouped_place(const Rows& rows, int row, int k) {
-  const size_t block = (size_t)(row / 16) * (rows.padded / rows.block) + k / rows.block;
-  return (block * 16 + row % 16) * rows.block + k % rows.block;
+  return ((size_t)(k / rows.block) * 16 + row % 16) * rows.block + k % rows.block;
 }
 
 // Scale amax / 127; integers to nearest even. A row with a NaN or an infinity keeps it in its
@@ -121,7 +126,7 @@ void prepare_a8(const float* x, int n, int row, const Rows& rows) {
     for (int k = from; k < to; k += 16) {
       I q = scale == 0.0f ? i_zero() : f_to_int(f_div(fetch(x, n, k), divisor));
       q = i_max(i_set(-127), i_min(i_set(127), q));
-      i_store_i8(rows.values + grouped_place(rows, row, k), q);
+      i_store_i8(row_block(rows, row / 16) + grouped_place(rows, row, k), q);
       sum = i_add(sum, q);
     }
     const int32_t total = i_sum(sum);
@@ -131,6 +136,23 @@ void prepare_a8(const float* x, int n, int row, const Rows& rows) {
   }
 }
 
+// As floats; for the matrix unit as tiles of bfloat16, [row block][piece][16 rows][piece], pieces of
+// up to 32 values, in each quad of which the middle two change places (amx_grouped.inl's pairs).
+inline void put_a16(F rounded, int row, int k, const Rows& rows) {
+#if defined(FOREWORD_UNIT_AMX)
+  if (rows.rows <= kFewRows) {
+    f_store((float*)row_block(rows, row / 16) + grouped_place(rows, row, k), rounded);
+    return;
+  }
+  const int piece = rows.block < 32 ? rows.block : 32;
+  uint16_t* to = (uint16_t*)row_block(rows, row / 16) +
+                 ((size_t)(k / piece) * 16 + row % 16) * piece + k % piece;
+  i_store_low16(to, _mm512_shuffle_epi32(i_right<16>(f_bits(rounded)), (_MM_PERM_ENUM)0xd8));
+#else
+  f_store((float*)row_block(rows, row / 16) + grouped_place(rows, row, k), rounded);
+#endif
+}
+
 void prepare_a16(const float* x, int n, int row, const Rows& rows) {
   const int groups = rows.padded / rows.group;
   const size_t first = (size_t)(row / 16) * groups * 16 + row % 16;
@@ -138,7 +160,7 @@ void prepare_a16(const float* x, int n, int row, const Rows& rows) {
     F sum = f_zero();
     for (int k = g * rows.group; k < (g + 1) * rows.group; k += 16) {
       const F rounded = round_bf16(fetch(x, n, k));
-      f_store((float*)rows.values + grouped_place(rows, row, k), rounded);
+      put_a16(rounded, row, k, rows);
       sum = f_add(sum, rounded);
     }
     rows.sums[first + (size_t)g * 16] = f_sum(sum);

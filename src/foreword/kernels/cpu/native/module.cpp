@@ -183,27 +183,27 @@ void product(const Weight& weight, const std::string& isa, Pool& pool, int rows,
   const Ops& ops = ops_of(isa);
   const size_t blocks = round_up(rows, 16);
   const int groups = linear.group ? groups_of(linear) : 0;
-  std::vector<float> values(blocks * linear.padded), scales(blocks * groups + 1),
-      sums(blocks * groups + 1), line(round_up(linear.inputs, 16));
-  std::vector<int32_t> isums(blocks * groups + 1);
-  std::vector<uint8_t> scratch(product_scratch(linear.padded, groups) + 64);
-  Rows made{linear.activation,
-            rows,
-            linear.padded,
-            linear.group,
-            linear.block,
-            reinterpret_cast<uint8_t*>(values.data()),
-            scales.data(),
-            sums.data(),
-            isums.data()};
-  uint8_t* place = scratch.data() + (64 - reinterpret_cast<Address>(scratch.data()) % 64);
+  const size_t values = blocks / kRowBlock * row_block_bytes(linear.activation, linear.padded), 
+               per_group = blocks * groups * 4 + 64;
+  const size_t scratch = product_scratch(linear.padded, groups);
+  const size_t line_bytes = round_up(linear.inputs, 16) * sizeof(float);
+  Arena arena;
+  arena.reset(values + 3 * per_group + scratch + line_bytes + 6 * 4096);
+  Rows made{linear.activation, rows, linear.padded, linear.group, linear.block, nullptr, nullptr,
+            nullptr, nullptr};
+  made.values = static_cast<uint8_t*>(arena.take(values));
+  made.scales = static_cast<float*>(arena.take(per_group));
+  made.sums = static_cast<float*>(arena.take(per_group));
+  made.isums = static_cast<int32_t*>(arena.take(per_group));
+  float* line = static_cast<float*>(arena.take(line_bytes));
+  uint8_t* place = static_cast<uint8_t*>(arena.take(scratch));
   nb::gil_scoped_release unlocked;
   pool.run([&](int thread) {
     if (thread) return;
     for (int row = 0; row < rows; ++row) {
-      std::memcpy(line.data(), at<float>(x) + static_cast<size_t>(row) * linear.inputs,
+      std::memcpy(line, at<float>(x) + static_cast<size_t>(row) * linear.inputs,
                   sizeof(float) * linear.inputs);
-      ops.prepare(line.data(), linear.inputs, row, made);
+      ops.prepare(line, linear.inputs, row, made);
     }
     ops.product(linear, made, 0, panels_of(linear), reinterpret_cast<float*>(out), linear.outputs,
                 false, place);

@@ -11,32 +11,35 @@
 
 namespace foreword {
 
-Arena::~Arena() { ::operator delete[](data_, std::align_val_t(64)); }
+constexpr size_t kPage = 4096;
+
+Arena::~Arena() { ::operator delete[](data_, std::align_val_t(kPage)); }
 
 void Arena::reset(size_t bytes) {
   used_ = 0;
   if (bytes <= size_) return;
-  ::operator delete[](data_, std::align_val_t(64));
+  ::operator delete[](data_, std::align_val_t(kPage));
   data_ = nullptr, size_ = 0;
-  data_ = static_cast<uint8_t*>(::operator new[](bytes, std::align_val_t(64)));
+  data_ = static_cast<uint8_t*>(::operator new[](bytes, std::align_val_t(kPage)));
   std::memset(data_, 0, bytes);
   size_ = bytes;
 }
 
 void* Arena::take(size_t bytes) {
   void* found = data_ + used_;
-  used_ += (bytes + 63) / 64 * 64;
+  used_ += (bytes + kPage - 1) / kPage * kPage;
   assert(used_ <= size_);
   return found;
 }
 
 size_t product_scratch(int padded, int groups) {
-  return 8192 + static_cast<size_t>(groups) * 128 + static_cast<size_t>(padded) * 16;
+  constexpr size_t kCarried = 64 * 2048, kRest = 65536;  // amx_grouped.inl
+  return kCarried + kRest + static_cast<size_t>(groups) * 128 + static_cast<size_t>(padded) * 32;
 }
 
 namespace {
 
-constexpr int kFewRows = 4;  // so few are normed by every thread for itself
+constexpr int kFewRows = 16;  // so few are normed by every thread for itself
 constexpr int kLayerPhases = 10, kEndPhases = 3;  // calls of `share` and its like
 
 // The input of some products in every layout they want.
@@ -50,7 +53,8 @@ class Inputs {
     for (const Linear* linear : linears) {
       const size_t blocks = static_cast<size_t>(rows + 15) / 16 * 16;
       const size_t groups = is_grouped(linear->activation) ? groups_of(*linear) : 0;
-      total += blocks * (linear->padded * value_bytes(linear->activation) + groups * 12) + 4 * 64;
+      total += blocks / kRowBlock * row_block_bytes(linear->activation, linear->padded) +
+               blocks * groups * 12 + 2 * kPage;
     }
     return total;
   }
@@ -84,6 +88,7 @@ class Inputs {
       memory += (bytes + 63) / 64 * 64;
       return found;
     };
+    memory += (kPage - reinterpret_cast<uintptr_t>(memory) % kPage) % kPage;
     const size_t blocks = static_cast<size_t>(rows + 15) / 16 * 16;
     const size_t groups = is_grouped(linear.activation) ? groups_of(linear) : 0;
     Rows& made = rows_[count_++];
@@ -92,7 +97,7 @@ class Inputs {
     made.padded = linear.padded;
     made.group = linear.group;
     made.block = linear.block;
-    made.values = take(blocks * linear.padded * value_bytes(linear.activation));
+    made.values = take(blocks / kRowBlock * row_block_bytes(linear.activation, linear.padded));
     made.scales = reinterpret_cast<float*>(take(blocks * groups * 4));
     made.sums = reinterpret_cast<float*>(take(blocks * groups * 4));
     made.isums = reinterpret_cast<int32_t*>(take(blocks * groups * 4));
@@ -117,8 +122,8 @@ class Runner {
   }
 
  private:
-  struct Member {  // what a thread owns
-    int phase = 0;
+  struct alignas(64) Member {  // what a thread owns
+    int thread = 0, phase = 0;
     float* line;       // [widest]
     uint8_t* scratch;  // of products and attention
     uint8_t* inputs;   // of a pass of few rows
@@ -155,8 +160,8 @@ class Runner {
     const int widest = std::max({hidden_stride_, context_stride_, inner_stride_});
     const size_t floats = static_cast<size_t>(rows) * (hidden_stride_ + qkv_stride_ +
                                                        context_stride_ + 2 * inner_stride_);
-    const size_t member = widest * 4 + scratch + inputs + 3 * 64;
-    arena.reset(floats * 4 + inputs + pool_.size() * member + attention_.partial_bytes() + 1024);
+    const size_t member = widest * 4 + scratch + inputs + 3 * kPage;
+    arena.reset(floats * 4 + inputs + pool_.size() * member + attention_.partial_bytes() + 8 * kPage);
     auto take = [&](int stride) {
       return static_cast<float*>(arena.take(static_cast<size_t>(rows) * stride * 4));
     };
@@ -174,6 +179,7 @@ class Runner {
       member.inputs = static_cast<uint8_t*>(arena.take(inputs));
     }
     tickets_ = std::vector<Ticket>(m.layers.size() * kLayerPhases + kEndPhases);
+    ranges_ = std::vector<Ticket>(tickets_.size() * pool_.size());
   }
 
   // Calls work(begin, end) on pieces of [0, count), each piece once over all threads.
@@ -187,13 +193,28 @@ class Runner {
     }
   }
 
-  int panel_step(int panels) const {
-    const int even = panels / (pool_.size() * 6) / 4 * 4;
-    return std::min(64, std::max(4, even));
+  // As share, for panels of weights: each thread walks through a stretch of its own, so that what
+  // it asks for from memory ahead of time is its own, and helps the others in the end.
+  template <class Work>
+  void share_panels(Member& me, int count, const Work& work) {
+    const int threads = pool_.size(), phase = me.phase++;
+    const int step = std::min(64, std::max(4, count / (threads * 6) / 4 * 4));
+    for (int turn = 0; turn < threads; ++turn) {
+      const int owner = (me.thread + turn) % threads;
+      const int first = count * owner / threads / 4 * 4;
+      const int last = owner + 1 == threads ? count : count * (owner + 1) / threads / 4 * 4;
+      Ticket& ticket = ranges_[phase * threads + owner];
+      while (true) {
+        const int begin = first + ticket.next.fetch_add(step, std::memory_order_relaxed);
+        if (begin >= last) break;
+        work(begin, std::min(begin + step, last));
+      }
+    }
   }
 
   void body(int thread) {
     Member& me = members_[thread];
+    me.thread = thread;
     const Model& m = model_;
     share(me, batch_.rows, 1, [&](int row, int) {
       ops_.embed(*m.embedding, batch_.tokens[row], hidden_ + row * hidden_stride_);
@@ -258,7 +279,7 @@ class Runner {
       return me.line;
     });
     const int panels = panels_of(*l.gate);
-    share(me, panels, panel_step(panels), [&](int begin, int end) {
+    share_panels(me, panels, [&](int begin, int end) {
       ops_.product(*l.gate, inputs.of(0), begin, end, gate_, inner_stride_, false, me.scratch);
       ops_.product(*l.up, inputs.of(1), begin, end, up_, inner_stride_, false, me.scratch);
       for (int row = 0; row < rows; ++row) {
@@ -276,7 +297,7 @@ class Runner {
   void product(Member& me, const Linear& linear, const Rows& rows, float* out, size_t stride,
                bool add) {
     const int panels = panels_of(linear);
-    share(me, panels, panel_step(panels), [&](int begin, int end) {
+    share_panels(me, panels, [&](int begin, int end) {
       ops_.product(linear, rows, begin, end, out, stride, add, me.scratch);
     });
   }
@@ -286,7 +307,7 @@ class Runner {
                 float* out, size_t stride) {
     int total = 0;
     for (int i = 0; i < count; ++i) total += panels_of(*linears[i]);
-    share(me, total, panel_step(total), [&](int begin, int end) {
+    share_panels(me, total, [&](int begin, int end) {
       int first = 0;
       for (int i = 0; i < count; ++i) {
         const int panels = panels_of(*linears[i]);
@@ -356,7 +377,7 @@ class Runner {
   Pool& pool_;
   Attention attention_;
   std::vector<Member> members_;
-  std::vector<Ticket> tickets_;
+  std::vector<Ticket> tickets_, ranges_;  // [phase], [phase][thread]
   int queries_, cached_width_, hidden_stride_, qkv_stride_, context_stride_, inner_stride_;
   bool few_;
   float *hidden_, *qkv_, *context_, *gate_, *up_;

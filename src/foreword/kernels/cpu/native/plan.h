@@ -64,8 +64,8 @@ static inline int offset_bytes(const Linear& linear) {
   return linear.two_level || linear.integer_zero ? 16 : linear.wide_offset ? 64 : 32;
 }
 
-// Input rows of products. values: [row block][chunk][16 rows][chunk_bytes]. Per group: scale and
-// sum, [row block][group][16 rows].
+// Input rows of products. values: [row block][chunk][16 rows][chunk_bytes], a row block starting a
+// page. Per group: scale and sum, [row block][group][16 rows].
 struct Rows {
   Activation kind;
   int rows;
@@ -79,6 +79,10 @@ struct Rows {
 
 static inline size_t value_bytes(Activation kind) {
   return kind == Activation::kA8 ? 1 : kind == Activation::kBfloat16 ? 2 : 4;
+}
+// From a row block to the next, in `values`.
+static inline size_t row_block_bytes(Activation kind, int padded) {
+  return ((size_t)padded * kRowBlock * value_bytes(kind) + 4095) / 4096 * 4096;
 }
 static inline bool is_grouped(Activation kind) {
   return kind == Activation::kA8 || kind == Activation::kA16;

@@ -102,6 +102,17 @@ inline F b_float(B w, I zero) {
   return _mm512_cvtepi32_ps(_mm512_sub_epi32(byte, zero));
 }
 
+// The floats i - zero, chosen by the low 4 bits of every lane.
+#define FOREWORD_TABLES 1
+struct Table16 {
+  F values;
+  explicit Table16(int zero)
+      : values(_mm512_cvtepi32_ps(_mm512_sub_epi32(
+            _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+            _mm512_set1_epi32(zero)))) {}
+  F get(I index) const { return _mm512_permutexvar_ps(index, values); }
+};
+
 // Two bfloat16 products a lane.
 using Pair = __m512bh;
 inline Pair pair_load(const uint8_t* p) { return (__m512bh)_mm512_loadu_si512(p); }

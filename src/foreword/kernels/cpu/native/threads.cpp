@@ -15,13 +15,14 @@ namespace {
 constexpr int kSpins = 20000;     // about 1 ms: longer than Python needs between passes
 constexpr int kBusySpins = 1000;  // in a barrier, before others may have the core
 
-// Round to nearest, denormals kept, exceptions masked; the caller's state comes back.
+// Round to nearest, denormals flushed (as the matrix unit does), exceptions masked; the caller's
+// state comes back.
 class FloatState {
  public:
   FloatState() {
 #if defined(__x86_64__) || defined(_M_X64)
     saved_ = _mm_getcsr();
-    _mm_setcsr(0x1f80);
+    _mm_setcsr(0x1f80 | 0x8040);
 #elif defined(__aarch64__)
     asm volatile("mrs %0, fpcr" : "=r"(saved_));
     uint64_t clear = 0;
