@@ -84,6 +84,7 @@ class CpuKernels:
         self._sin = rotary.sin.contiguous()
         self._network: Any = None
         self._vocab = config.vocab_size
+        self._logits = np.empty((0, 0), dtype=np.float32)
 
     def guard(self) -> AbstractContextManager[None]:
         return pinned(torch.device("cpu"))
@@ -178,13 +179,14 @@ class CpuKernels:
         keys: list[Tensor],
         values: list[Tensor],
     ) -> np.ndarray:
-        """The whole pass: float32 [len(logit_rows), vocab]; K and V written to the pool."""
+        """The whole pass: float32 [len(logit_rows), vocab], valid until the next pass; K and V
+        written to the pool."""
         if self._network is None:
             self._network = self._assemble(embedding, layers, head)
         if batch.num_rows and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < len(self):
             raise IndexError(f"token ids must lie in [0, {len(self)})")
         wanted = len(batch.logit_rows)
-        logits = np.empty((wanted, self._vocab), dtype=np.float32)
+        logits = self._room_for(wanted)
         held: list[np.ndarray] = []  # alive until the call is over
         segments, first = [], 0
         for part in batch.segments:
@@ -210,6 +212,13 @@ class CpuKernels:
             logits.ctypes.data,
         )
         return logits
+
+    def _room_for(self, rows: int) -> np.ndarray:
+        """float32 [rows, vocab], the same memory for every pass: fresh memory costs a page fault
+        per 4 KiB."""
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self._vocab), dtype=np.float32)
+        return self._logits[:rows]
 
     def __len__(self) -> int:
         """Rows of the embedding."""
