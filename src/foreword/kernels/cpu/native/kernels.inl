@@ -5,6 +5,7 @@
 #include "attention.inl"
 #if defined(FOREWORD_UNIT_AMX)
 #include "amx.inl"
+#include "attention_amx.inl"
 #endif
 
 void product(const Linear& linear, const Rows& rows, int begin, int end, float* out, size_t stride,
@@ -30,4 +31,11 @@ void product(const Linear& linear, const Rows& rows, int begin, int end, float* 
 #endif
       return product_grouped(linear, rows, begin, end, out, stride, add);
   }
+}
+
+void attend(const Attend& a) {
+#if defined(FOREWORD_UNIT_AMX)
+  if (a.kv_bfloat16) return amx_attend(a);
+#endif
+  vector_attend(a);
 }
