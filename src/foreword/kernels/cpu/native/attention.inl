@@ -79,13 +79,26 @@ inline void bring(const Attend& a, const Ahead& next, int block) {
   }
 }
 
-inline F kv_fetch(const uint8_t* head, int n, int k, bool bfloat16) {
-  if (k + 16 <= n)
-    return bfloat16 ? f_from_bf16((const uint16_t*)head + k) : f_load((const float*)head + k);
-  uint8_t part[64] = {0};
-  const int size = bfloat16 ? 2 : 4;
-  memcpy(part, head + k * size, (n - k) * size);
-  return bfloat16 ? f_from_bf16((const uint16_t*)part) : f_load((const float*)part);
+inline F kv_load(const uint8_t* at, Kv format) {
+  if (format == Kv::kBfloat16) return f_from_bf16((const uint16_t*)at);
+  return format == Kv::kInt8 ? f_from_i8(at) : f_load((const float*)at);
+}
+
+// 16 of a head's n numbers from k on, zeros past the end.
+inline F kv_fetch(const uint8_t* head, int n, int k, Kv format) {
+  const int size = format == Kv::kInt8 ? 1 : format == Kv::kBfloat16 ? 2 : 4;
+  F v;
+  if (k + 16 <= n) {
+    v = kv_load(head + k * size, format);
+  } else {
+    uint8_t part[64] = {0};
+    memcpy(part, head + k * size, (n - k) * size);
+    v = kv_load(part, format);
+  }
+  if (format != Kv::kInt8) return v;
+  float scale;
+  memcpy(&scale, head + n, 4);
+  return f_mul(v, f_set(scale));
 }
 
 // 16 lanes of keys: [padded_dim][kPartition], transposed; zeros outside `lanes`.
@@ -93,7 +106,7 @@ inline void gather_keys(const Attend& a, const int64_t* slots, const uint8_t* ba
                         int l, float* keys) {
   int d = 0;
   F r[16];
-  for (; a.kv_bfloat16 && d + 32 <= a.dim; d += 32) {  // two dimensions as one 32-bit number
+  for (; a.format == Kv::kBfloat16 && d + 32 <= a.dim; d += 32) {  // two dimensions as one 32-bit number
     for (int i = 0; i < 16; ++i)
       r[i] = l + i < lanes.low || l + i >= lanes.high
                  ? f_zero()
@@ -109,7 +122,7 @@ inline void gather_keys(const Attend& a, const int64_t* slots, const uint8_t* ba
     for (int i = 0; i < 16; ++i)
       r[i] = l + i < lanes.low || l + i >= lanes.high
                  ? f_zero()
-                 : kv_fetch(base + slots[l + i] * a.slot_bytes, a.dim, d, a.kv_bfloat16);
+                 : kv_fetch(base + slots[l + i] * a.slot_bytes, a.dim, d, a.format);
     f_transpose(r);
     for (int i = 0; i < 16; ++i) f_store(keys + (d + i) * kPartition + l, r[i]);
   }
@@ -121,7 +134,7 @@ inline void gather_values(const Attend& a, const int64_t* slots, const uint8_t* 
   for (int l = lanes.low; l < lanes.high; ++l) {
     const uint8_t* head = base + slots[l] * a.slot_bytes;
     for (int d = 0; d < a.padded_dim; d += 16)
-      f_store(values + l * a.padded_dim + d, kv_fetch(head, a.dim, d, a.kv_bfloat16));
+      f_store(values + l * a.padded_dim + d, kv_fetch(head, a.dim, d, a.format));
   }
 }
 
@@ -194,7 +207,7 @@ struct Direct {  // as they lie in the pool
   const int64_t* slots;
   const uint8_t* base;
   F get(int l, int d) const {
-    return kv_fetch(base + slots[l] * a.slot_bytes, a.dim, d, a.kv_bfloat16);
+    return kv_fetch(base + slots[l] * a.slot_bytes, a.dim, d, a.format);
   }
 };
 

@@ -35,7 +35,7 @@ void product(const Linear& linear, const Rows& rows, int begin, int end, float* 
 
 void attend(const Attend& a) {
 #if defined(FOREWORD_UNIT_AMX)
-  if (a.kv_bfloat16) return amx_attend(a);
+  if (a.format != Kv::kFloat32) return amx_attend(a);
 #endif
   vector_attend(a);
 }

@@ -84,13 +84,20 @@ static inline bool is_grouped(Activation kind) {
   return kind == Activation::kA8 || kind == Activation::kA16;
 }
 
+// How the pool holds a head's row. int8: `dim` integers, then the bytes of their float32 scale.
+enum class Kv : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+
+static inline size_t kv_head_bytes(Kv format, int dim) {
+  return format == Kv::kInt8 ? dim + 4 : (size_t)dim * (format == Kv::kBfloat16 ? 2 : 4);
+}
+
 // Some (row, head) pairs and the partitions of keys they read. Pairs of one KV head lie together:
 // `count` for each of `kv_heads` heads that follow one another in the pool.
 struct Attend {
   int kv_heads, count;
   int dim, padded_dim;  // padded to 16
   float scale;
-  bool kv_bfloat16;
+  Kv format;
   int begin, end;               // partitions
   const float* const* queries;  // [kv_heads][count], each [dim]
   const int* low;               // [count] first visible position
@@ -109,6 +116,7 @@ static inline int part_floats(int padded_dim) { return padded_dim + 16; }
 // Keys and values as float32 at most, scores, and 8 KiB for tiles; per pair queries and weights.
 static inline size_t attend_scratch(int padded_dim, int count) {
   return 16384 + sizeof(float) * kPartition * 2 * (size_t)(padded_dim + 16) +
+         8 * kPartition +
          (size_t)(count + 16) * (8 * kPartition + 4 * (size_t)(padded_dim + 16));
 }
 
@@ -124,7 +132,7 @@ struct Ops {
                   size_t stride, bool add, uint8_t* scratch);
   void (*gate)(float* gate, const float* up, int n);  // gate = silu(gate) * up
   void (*rotate)(float* head, const float* cos, const float* sin, int dim);
-  void (*store_kv)(const float* values, uint8_t* place, int n, bool bfloat16);
+  void (*store_kv)(const float* values, uint8_t* place, int n, Kv format);
   void (*attend)(const Attend& work);
   // Merges `count` partitions of a pair in ascending order, and divides by their total.
   void (*join)(const float* parts, int count, int padded_dim, float* out, int dim);

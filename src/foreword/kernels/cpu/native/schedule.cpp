@@ -102,7 +102,7 @@ void Attention::run(int& phase, std::vector<Ticket>& tickets, const Ops& ops, co
     scratch += (bytes + 63) / 64 * 64;
     return found;
   };
-  const size_t most = most_, head_bytes = static_cast<size_t>(model.dim) * (model.kv_bfloat16 ? 2 : 4);
+  const size_t most = most_, head_bytes = kv_head_bytes(model.kv_format, model.dim);
   Work work{model, ops, qkv, qkv_stride, model.layers[layer].window, model.heads / model.kv_heads,
             {}, nullptr, nullptr, nullptr, nullptr, nullptr, context, context_stride};
   work.call.scratch = take(attend_scratch(padded_dim_, most_));
@@ -115,7 +115,7 @@ void Attention::run(int& phase, std::vector<Ticket>& tickets, const Ops& ops, co
   call.dim = model.dim;
   call.padded_dim = padded_dim_;
   call.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.dim)));
-  call.kv_bfloat16 = model.kv_bfloat16;
+  call.format = model.kv_format;
   call.head_bytes = head_bytes;
   call.slot_bytes = head_bytes * model.kv_heads;
   call.queries = work.queries, call.parts = work.parts;
