@@ -253,7 +253,9 @@ def _context(config: EngineConfig, shape: ModelConfig) -> int:
 
 
 def _kv_format(config: EngineConfig) -> str:
-    """float32 in float32 mode, else bfloat16."""
+    """The one asked for; auto: float32 in float32 mode, else bfloat16."""
+    if config.cache.dtype != "auto":
+        return config.cache.dtype
     return "float32" if config.numerics == "float32" else "bfloat16"
 
 

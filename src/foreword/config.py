@@ -10,6 +10,7 @@ from foreword.types import MAX_SEED
 
 NUMERICS = ("float32", "bfloat16", "a16", "a8")
 QUANTIZATIONS = ("int8", "int4")
+KV_FORMATS = ("auto", "float32", "bfloat16", "int8")
 
 # Names of drafters in other engines, in lower case.
 METHODS = {"draft_model": "model", "standalone": "model", "prompt_lookup": "ngram"}
@@ -30,14 +31,20 @@ class SchedulerConfig:
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """store: a file in kv/. block_size: tokens per page. memory: bytes for K and V, None = choose.
-    enable_prefix_caching: reuse pages of equal prefixes."""
+    enable_prefix_caching: reuse pages of equal prefixes. dtype: format of K and V, which decides
+    bits; auto: float32 in numerics mode float32, else bfloat16."""
 
     store: str = "paged"
     block_size: int = 16
     memory: int | None = None
     enable_prefix_caching: bool = True
+    dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.dtype not in KV_FORMATS:
+            raise ConfigError(
+                f"kv_cache_dtype must be one of {', '.join(KV_FORMATS)}; got {self.dtype!r}"
+            )
         positive(self, "block_size")
         flag(self, "enable_prefix_caching")
         if self.memory is not None:
@@ -67,9 +74,10 @@ class SpeculativeConfig:
 class EngineConfig:
     """Everything an engine is built from.
 
-    Model, revision, quantization, numerics, backend, isa, device and generation_config decide what
-    a request's tokens are, max_model_len where they end, seed which stream one without a seed gets.
-    threads, scheduler, cache and speculative decide how fast, and nothing else.
+    Model, revision, quantization, numerics, cache.dtype, backend, isa, device and generation_config
+    decide what a request's tokens are, max_model_len where they end, seed which stream one without
+    a seed gets. threads, scheduler, the rest of cache and speculative decide how fast, and nothing
+    else.
     """
 
     model: str
@@ -92,7 +100,9 @@ class EngineConfig:
         if self.quantization is not None:
             one_of(self, "quantization", QUANTIZATIONS)
         if self.isa is not None and self.backend != "cpu":
-            raise ConfigError(f"isa {self.isa!r} is for backend cpu, not {self.backend}; leave it out")
+            raise ConfigError(
+                f"isa {self.isa!r} is for backend cpu, not {self.backend}; leave it out"
+            )
         one_of(self, "generation_config", ("auto", "none"))
         for name in ("threads", "max_model_len"):
             if getattr(self, name) is not None:

@@ -55,6 +55,7 @@ class LLM:
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 256,
         kv_cache_memory: int | None = None,
+        kv_cache_dtype: str = "auto",
         kv_store: str = "paged",
         block_size: int = 16,
         enable_prefix_caching: bool = True,
@@ -75,7 +76,9 @@ class LLM:
             generation_config=generation_config,
             seed=seed,
             scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
-            cache=CacheConfig(kv_store, block_size, kv_cache_memory, enable_prefix_caching),
+            cache=CacheConfig(
+                kv_store, block_size, kv_cache_memory, enable_prefix_caching, kv_cache_dtype
+            ),
             speculative=read_speculative_config(dict(speculative_config or {})),
         )
         self.built: Built = build(config, progress)

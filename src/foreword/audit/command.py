@@ -21,7 +21,7 @@ from foreword.audit.run import Report, Step, audit
 from foreword.audit.scripts import SCRIPTS
 from foreword.audit.settings import QUICK, THOROUGH, Setting
 from foreword.build import NUMERICS_VERSION
-from foreword.config import EngineConfig, SpeculativeConfig
+from foreword.config import CacheConfig, EngineConfig, SpeculativeConfig
 from foreword.errors import ConfigError, RequestError
 from foreword.sample.noise import fresh_seed
 
@@ -43,6 +43,8 @@ class AuditOptions(Protocol):
     def numerics(self) -> str: ...
     @property
     def quantization(self) -> str | None: ...
+    @property
+    def kv_cache_dtype(self) -> str: ...
     @property
     def backend(self) -> str: ...
     @property
@@ -73,6 +75,7 @@ def run(options: AuditOptions) -> int:
         revision=options.revision,
         numerics=options.numerics,
         quantization=options.quantization,
+        cache=CacheConfig(dtype=options.kv_cache_dtype),
         backend=options.backend,
         device=options.device,
         threads=options.threads,
@@ -91,6 +94,7 @@ def run(options: AuditOptions) -> int:
         "backend": options.backend,
         "numerics": options.numerics,
         "quantization": options.quantization,
+        "kv_cache_dtype": options.kv_cache_dtype,
         "numerics_version": NUMERICS_VERSION,
         "machine": machine.machine_type(),
         "seed": seed,

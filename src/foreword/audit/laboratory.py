@@ -72,7 +72,9 @@ class Laboratory:
         config = replace(
             self.config,
             scheduler=SchedulerConfig(setting.batch, setting.rows),
-            cache=CacheConfig(store=setting.store, block_size=setting.block),
+            cache=CacheConfig(
+                store=setting.store, block_size=setting.block, dtype=self.config.cache.dtype
+            ),
             speculative=SpeculativeConfig(
                 method="scripted" if scripted else setting.drafter,
                 tree=setting.tree,

@@ -134,6 +134,7 @@ def engine_options(receipt: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "numerics": numerics["mode"],
         "quantization": numerics.get("quantization"),
+        "kv_cache_dtype": numerics["kv_format"],
         "backend": numerics["backend"],
         "isa": numerics.get("isa"),
         "device": numerics["device"],

@@ -51,10 +51,7 @@ _GROUPS = {
         "n-gpu-layers",
         "gpu-memory-utilization",
     ),
-    "weights run as stored, in the --numerics asked for; leave it out": (
-        "load-format",
-        "kv-cache-dtype",
-    ),
+    "weights run as stored, in the --numerics asked for; leave it out": ("load-format",),
     "adapters are not implemented; merge the adapter into the weights": (
         "enable-lora",
         "lora-modules",

@@ -38,6 +38,9 @@ class Options:
     quantization: Annotated[
         str | None, typer.Option("--quantization", help="int8 or int4: quantise at load.")
     ] = None
+    kv_cache_dtype: Annotated[
+        str, typer.Option("--kv-cache-dtype", help="auto, float32, bfloat16 or int8.")
+    ] = "auto"
     backend: Annotated[str, typer.Option("--backend", help="torch or reference.")] = "torch"
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu"
     threads: Annotated[int | None, typer.Option("--threads", parser=whole_number, metavar="N")] = (

@@ -134,6 +134,10 @@ class EngineOptions:
     kv_cache_memory: Annotated[
         int | None, _number("--kv-cache-memory", "Bytes, such as 2G or 512M.", _ENGINE)
     ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        _text("--kv-cache-dtype", "auto, float32, bfloat16 or int8. Decides bits.", _ENGINE),
+    ] = None
     kv_store: Annotated[str | None, _text("--kv-store", "paged or dense.", _ENGINE)] = None
     prefix_caching: Annotated[
         bool | None,
@@ -186,6 +190,7 @@ def llm_arguments(options: EngineOptions, seed: int | None = None) -> dict[str, 
             "max_num_seqs",
             "max_num_batched_tokens",
             "kv_cache_memory",
+            "kv_cache_dtype",
             "kv_store",
             "generation_config",
             "revision",

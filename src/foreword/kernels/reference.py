@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
-from foreword.kernels import _quantised
+from foreword.kernels import _kv, _quantised
 from foreword.kernels.guard import pinned
 from foreword.kernels.ops import (
     QUANTISED,
@@ -131,8 +131,8 @@ class ReferenceKernels:
             key = self._heads(self._product(layer.key, normed), layer.key_norm)
             value = self._product(layer.value, normed).view(-1, self.config.head_dim)
             queries.append(self._rotate(query, position))
-            keys[slot] = self._rotate(key, position).to(keys.dtype)
-            values[slot] = value.to(values.dtype)
+            keys[slot] = _kv.stored(self._rotate(key, position), keys.dtype)
+            values[slot] = _kv.stored(value, values.dtype)
         return queries
 
     def attend(
@@ -168,8 +168,8 @@ class ReferenceKernels:
             visible = torch.zeros(self.partition, dtype=torch.bool, device="cpu")
             for content in seen:
                 slot = int(lanes[content])
-                k[content - start] = keys[slot].to(self.compute)
-                v[content - start] = values[slot].to(self.compute)
+                k[content - start] = _kv.widened(keys[slot], q.shape[0], self.compute)
+                v[content - start] = _kv.widened(values[slot], q.shape[0], self.compute)
                 visible[content - start] = True
             scores = torch.mv(k, q) * self.config.head_dim**-0.5
             scores = torch.where(visible, scores, torch.full_like(scores, float("-inf")))

@@ -3,9 +3,15 @@
 Slot 0 is the null slot: always zero, so that padding lanes of an attention read have something
 harmless to point at. This file knows rows, not sequences: who owns a slot is decided by the stores
 (`paged.py`, `dense.py`), and kernels write rows directly. It is the only file of kv/ with torch.
+
+A head's row in format int8 is head_dim integers and then the four bytes of its float32 scale, so
+that whatever moves the row moves its scale.
 """
 
 from __future__ import annotations
+
+import contextlib
+import mmap
 
 import numpy as np
 import torch
@@ -14,11 +20,14 @@ from torch import Tensor
 from foreword import machine
 from foreword.errors import ConfigError
 
-FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # KV formats by name
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}  # by name
+SCALE_BYTES = 4
+PAGE = 4096
 
 
 class KVPool:
-    """`keys[layer]` and `values[layer]`: [num_slots, num_kv_heads, head_dim] of `dtype`, zeroed.
+    """`keys[layer]` and `values[layer]`: [num_slots, num_kv_heads, width] of `dtype`, zeroed, where
+    width is `row_width`: head_dim, and room for a scale in int8.
 
     Raises ConfigError when the memory cannot be had.
     """
@@ -42,21 +51,19 @@ class KVPool:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = torch.device(device)
-        shape = (num_slots, num_kv_heads, head_dim)
+        shape = (num_slots, num_kv_heads, row_width(head_dim, dtype))
         try:
             # Plain tensors even when the caller is in inference mode: they outlive it.
             with torch.inference_mode(False):
-                self.keys: list[Tensor] = [self._zeros(shape) for _ in range(num_layers)]
-                self.values: list[Tensor] = [self._zeros(shape) for _ in range(num_layers)]
-        except RuntimeError as error:  # torch.OutOfMemoryError is one
+                parts = _zeros(2 * num_layers, shape, dtype, self.device)
+        except (RuntimeError, OSError, OverflowError) as error:  # torch.OutOfMemoryError is one
             size = num_slots * bytes_per_slot(num_layers, num_kv_heads, head_dim, dtype)
             raise ConfigError(
                 f"cannot allocate {size} bytes for {num_slots} KV slots on {self.device}; "
                 f"lower the KV cache memory"
             ) from error
-
-    def _zeros(self, shape: tuple[int, int, int]) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.keys: list[Tensor] = parts[:num_layers]
+        self.values: list[Tensor] = parts[num_layers:]
 
     @property
     def num_bytes(self) -> int:
@@ -91,6 +98,30 @@ def available_bytes(device: str) -> int | None:
     return machine.available_memory()
 
 
+def row_width(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements of one head's row."""
+    return head_dim + SCALE_BYTES if dtype == torch.int8 else head_dim
+
+
 def bytes_per_slot(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Bytes one token costs: keys and values, all layers."""
-    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+    return 2 * num_layers * num_kv_heads * row_width(head_dim, dtype) * dtype.itemsize
+
+
+def _zeros(
+    count: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Tensors of zeros. On the CPU they share one mapping, in huge pages where the system has them:
+    reading a long context touches every page once, and small ones halve its speed."""
+    if device.type != "cpu":
+        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
+    numbers = shape[0] * shape[1] * shape[2]
+    step = -(-numbers * dtype.itemsize // PAGE) * PAGE
+    memory = mmap.mmap(-1, count * step)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return [
+        torch.frombuffer(memory, dtype=dtype, count=numbers, offset=index * step).view(shape)
+        for index in range(count)
+    ]

@@ -26,6 +26,7 @@ from foreword.model.config import ModelConfig
 
 ISAS = ("portable", "avx2", "avx512", "amx")  # worst first
 LARGEST_HEAD = 512
+KV_FORMATS = (torch.float32, torch.bfloat16, torch.int8)  # in the order of native/plan.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class CpuKernels:
             segments,
             [part.data_ptr() for part in keys],
             [part.data_ptr() for part in values],
-            keys[0].dtype == torch.bfloat16,
+            KV_FORMATS.index(keys[0].dtype),
             logits.ctypes.data,
         )
         return logits

@@ -22,13 +22,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foreword.kernels._kv import widened
 from foreword.kernels.torch.linear import TILE
 from foreword.kernels.torch.pieces import PARTIALS, QUERIES, FullTask, PartialTask, Pieces
 from foreword.kernels.torch.workers import Workers
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, workers: Workers) -> Tensor:
-    """query float32 [rows (padded to TILE), heads, dim]; keys, values [slots, kv_heads, dim].
+    """query float32 [rows (padded to TILE), heads, dim]; keys, values [slots, kv_heads, dim], or a
+    pool's rows in int8.
 
     Returns float32 [rows, heads, dim]. The scale is applied to the scores.
     """
@@ -39,8 +41,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, workers:
     loose = Entries.empty((pieces.num_partial, PARTIALS, *shape), dim, query.device)
 
     def run_full(task: FullTask) -> None:
-        k = keys.index_select(0, task.lanes).float().permute(1, 2, 0)
-        v = values.index_select(0, task.lanes).float().permute(1, 0, 2)
+        k = widened(keys.index_select(0, task.lanes), dim).permute(1, 2, 0)
+        v = widened(values.index_select(0, task.lanes), dim).permute(1, 0, 2)
         for piece, members in zip(task.pieces, task.members, strict=True):
             q = query.index_select(0, members).view(QUERIES, *shape, dim).permute(1, 0, 2, 3)
             scores = torch.bmm(q.reshape(kv_heads, -1, dim), k).mul_(dim**-0.5)
@@ -51,12 +53,12 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, workers:
     def run_partial(task: PartialTask) -> None:
         scores = query.new_zeros(PARTIALS, *shape, task.hidden.shape[-1])
         for place, (row, lanes) in enumerate(zip(task.rows, task.lanes, strict=True)):
-            k = keys.index_select(0, lanes).float().permute(1, 2, 0)
+            k = widened(keys.index_select(0, lanes), dim).permute(1, 2, 0)
             torch.bmm(query[row].view(*shape, dim), k, out=scores[place])
         scores.mul_(dim**-0.5).masked_fill_(task.hidden, float("-inf"))
         weights = loose.weigh(task.piece, scores)
         for place, lanes in enumerate(task.lanes):
-            v = values.index_select(0, lanes).float().permute(1, 0, 2)
+            v = widened(values.index_select(0, lanes), dim).permute(1, 0, 2)
             torch.bmm(weights[place], v, out=loose.value[task.piece, place])
 
     workers.each(run_full, pieces.full)

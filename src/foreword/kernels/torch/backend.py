@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
+from foreword.kernels._kv import stored
 from foreword.kernels.guard import pinned
 from foreword.kernels.ops import (
     QUANTISED,
@@ -281,8 +282,8 @@ class TorchKernels:
             query[tile] = _rotate(q, step.cos[tile], step.sin[tile])
             k = _rotate(k, step.cos[tile], step.sin[tile])
             here = step.slots[tile * TILE : (tile + 1) * TILE]
-            keys[here] = k[: len(here)].to(keys.dtype)
-            values[here] = v[: len(here)].to(values.dtype)
+            keys[here] = stored(k[: len(here)], keys.dtype)
+            values[here] = stored(v[: len(here)], values.dtype)
 
         self.workers.each(split, range(hidden.shape[0]))
         return query.view(-1, heads, dim)

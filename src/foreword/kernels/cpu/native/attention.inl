@@ -1,40 +1,146 @@
-// Attention over one partition of keys. Scores: one chain over the head's dimensions per (row,
-// key); values: one chain over visible keys, ascending. Invisible lanes are never read.
+// Attention over partitions of keys. A pair's result for a partition is a fixed sequence of float
+// operations: scores by one chain over the head's dimensions per key, values by one chain over
+// visible keys, ascending. Invisible lanes never reach it. Scores are in units of log 2.
 
-inline F kv_fetch(const uint8_t* head, int n, int k, bool bfloat16) {
-  if (k + 16 <= n)
-    return bfloat16 ? f_from_bf16((const uint16_t*)head + k) : f_load((const float*)head + k);
-  uint8_t part[64] = {0};
-  const int size = bfloat16 ? 2 : 4;
-  memcpy(part, head + k * size, (n - k) * size);
-  return bfloat16 ? f_from_bf16((const uint16_t*)part) : f_load((const float*)part);
+constexpr float kLog2E = 1.44269504f;
+
+// 2^x for x <= 0, relative error below 1e-7; below -125 as if it were -125; NaN stays NaN.
+inline F power_of_two(F x) {
+  x = f_max(f_set(-125.0f), x);
+  const I n = f_to_int(x);
+  const F r = f_sub(x, f_from_int(n));
+  F y = f_set(1.5345810970757157e-4f);
+  y = f_fma(y, r, f_set(1.3399930903688073e-3f));
+  y = f_fma(y, r, f_set(9.618489071726799e-3f));
+  y = f_fma(y, r, f_set(5.550328642129898e-2f));
+  y = f_fma(y, r, f_set(2.4022646248340607e-1f));
+  y = f_fma(y, r, f_set(6.931471824645996e-1f));
+  y = f_fma(y, r, f_set(1.0f));
+  return f_of_bits(i_add(f_bits(y), i_left<23>(n)));
 }
 
-// keys: [padded_dim][kPartition], transposed. Lanes outside [low, high) are zeros.
-inline void gather_keys(const Attend& a, int low, int high, int lanes, float* keys) {
-  for (int l = 0; l < lanes; l += 16)
-    for (int d = 0; d < a.padded_dim; d += 16) {
-      F r[16];
-      for (int i = 0; i < 16; ++i)
-        r[i] = l + i < low || l + i >= high
-                   ? f_zero()
-                   : kv_fetch(a.keys + a.slots[l + i] * a.slot_bytes, a.dim, d, a.kv_bfloat16);
-      f_transpose(r);
-      for (int i = 0; i < 16; ++i) f_store(keys + (d + i) * kPartition + l, r[i]);
+struct Lanes {  // of one partition, half-open; empty when low >= high
+  int low, high;
+};
+
+inline Lanes seen(const Attend& a, int pair, int start) {
+  const int low = a.low[pair] - start, high = a.high[pair] - start;
+  return {low < 0 ? 0 : low, high > kPartition ? kPartition : high};
+}
+
+// What pairs [from, to) see together, and whether all see the same.
+struct Span {
+  int from, to;
+  Lanes lanes;
+  bool same;
+};
+
+inline Span span_of(const Attend& a, int start) {
+  Span s = {a.count, 0, {kPartition, 0}, true};
+  for (int i = 0; i < a.count; ++i) {
+    const Lanes mine = seen(a, i, start);
+    if (mine.low >= mine.high) continue;
+    if (s.from > i) s.from = i, s.lanes = mine;
+    s.same = s.same && s.lanes.low == mine.low && s.lanes.high == mine.high;
+    s.to = i + 1;
+    if (mine.low < s.lanes.low) s.lanes.low = mine.low;
+    if (mine.high > s.lanes.high) s.lanes.high = mine.high;
+  }
+  return s;
+}
+
+// The keys and values that are read next: brought near, 16 lanes at a time, during the work before.
+struct Ahead {
+  const int64_t* slots = nullptr;
+  const uint8_t *keys, *values;
+  int lanes = 0;
+};
+
+inline Ahead ahead_of(const Attend& a, int number, int head, int highest) {
+  Ahead next;
+  if (++head == a.kv_heads) head = 0, ++number;
+  if (number >= a.end) return next;
+  next.slots = a.slots + (size_t)(number - a.begin) * kPartition;
+  next.keys = a.keys + head * a.head_bytes;
+  next.values = a.values + head * a.head_bytes;
+  const int left = highest - number * kPartition;
+  next.lanes = left < kPartition ? left : kPartition;
+  return next;
+}
+
+inline void bring(const Attend& a, const Ahead& next, int block) {
+  const int to = 16 * block + 16 < next.lanes ? 16 * block + 16 : next.lanes;
+  for (int l = 16 * block; l < to; ++l) {
+    const size_t at = next.slots[l] * a.slot_bytes;
+    for (size_t b = 0; b < a.head_bytes; b += 64) {
+      prefetch(next.keys + at + b);
+      prefetch(next.values + at + b);
     }
+  }
+}
+
+inline F kv_load(const uint8_t* at, Kv format) {
+  if (format == Kv::kBfloat16) return f_from_bf16((const uint16_t*)at);
+  return format == Kv::kInt8 ? f_from_i8(at) : f_load((const float*)at);
+}
+
+// 16 of a head's n numbers from k on, zeros past the end.
+inline F kv_fetch(const uint8_t* head, int n, int k, Kv format) {
+  const int size = format == Kv::kInt8 ? 1 : format == Kv::kBfloat16 ? 2 : 4;
+  F v;
+  if (k + 16 <= n) {
+    v = kv_load(head + k * size, format);
+  } else {
+    uint8_t part[64] = {0};
+    memcpy(part, head + k * size, (n - k) * size);
+    v = kv_load(part, format);
+  }
+  if (format != Kv::kInt8) return v;
+  float scale;
+  memcpy(&scale, head + n, 4);
+  return f_mul(v, f_set(scale));
+}
+
+// 16 lanes of keys: [padded_dim][kPartition], transposed; zeros outside `lanes`.
+inline void gather_keys(const Attend& a, const int64_t* slots, const uint8_t* base, Lanes lanes,
+                        int l, float* keys) {
+  int d = 0;
+  F r[16];
+  for (; a.format == Kv::kBfloat16 && d + 32 <= a.dim; d += 32) {  // two dimensions as one 32-bit number
+    for (int i = 0; i < 16; ++i)
+      r[i] = l + i < lanes.low || l + i >= lanes.high
+                 ? f_zero()
+                 : f_load((const float*)(base + slots[l + i] * a.slot_bytes + 2 * d));
+    f_transpose(r);
+    for (int i = 0; i < 16; ++i) {
+      float* two = keys + (d + 2 * i) * kPartition + l;
+      f_store(two, f_of_bits(i_left<16>(f_bits(r[i]))));
+      f_store(two + kPartition, f_of_bits(i_and(f_bits(r[i]), i_set((int)0xffff0000))));
+    }
+  }
+  for (; d < a.padded_dim; d += 16) {
+    for (int i = 0; i < 16; ++i)
+      r[i] = l + i < lanes.low || l + i >= lanes.high
+                 ? f_zero()
+                 : kv_fetch(base + slots[l + i] * a.slot_bytes, a.dim, d, a.format);
+    f_transpose(r);
+    for (int i = 0; i < 16; ++i) f_store(keys + (d + i) * kPartition + l, r[i]);
+  }
 }
 
 // values: [kPartition][padded_dim]
-inline void gather_values(const Attend& a, int low, int high, float* values) {
-  for (int l = low; l < high; ++l) {
-    const uint8_t* head = a.values + a.slots[l] * a.slot_bytes;
+inline void gather_values(const Attend& a, const int64_t* slots, const uint8_t* base, Lanes lanes,
+                          float* values) {
+  for (int l = lanes.low; l < lanes.high; ++l) {
+    const uint8_t* head = base + slots[l] * a.slot_bytes;
     for (int d = 0; d < a.padded_dim; d += 16)
-      f_store(values + l * a.padded_dim + d, kv_fetch(head, a.dim, d, a.kv_bfloat16));
+      f_store(values + l * a.padded_dim + d, kv_fetch(head, a.dim, d, a.format));
   }
 }
 
 template <int M, int V>
-inline void score_tile(const Attend& a, int first, const float* keys, float* scores) {
+inline void score_tile(const Attend& a, const float* const* queries, const float* keys,
+                       float* scores) {
   F acc[M][V];
   FOREWORD_UNROLL
   for (int m = 0; m < M; ++m)
@@ -46,64 +152,81 @@ inline void score_tile(const Attend& a, int first, const float* keys, float* sco
     for (int v = 0; v < V; ++v) k[v] = f_load(keys + d * kPartition + 16 * v);
     FOREWORD_UNROLL
     for (int m = 0; m < M; ++m) {
-      const F q = f_set(a.queries[first + m][d]);
+      const F q = f_set(queries[m][d]);
       FOREWORD_UNROLL
       for (int v = 0; v < V; ++v) acc[m][v] = f_fma(q, k[v], acc[m][v]);
     }
   }
-  const F scale = f_set(a.scale);
+  const F scale = f_set(a.scale * kLog2E);
   FOREWORD_UNROLL
   for (int m = 0; m < M; ++m)
     FOREWORD_UNROLL
     for (int v = 0; v < V; ++v)
-      f_store(scores + (first + m) * kPartition + 16 * v, f_mul(acc[m][v], scale));
+      f_store(scores + m * kPartition + 16 * v, f_mul(acc[m][v], scale));
 }
 
 template <int V>
-inline void score_all(const Attend& a, const float* keys, float* scores) {
+inline void score_pairs(const Attend& a, const float* const* queries, int count, const float* keys,
+                        float* scores) {
   constexpr int kMost = kTile >= 16 ? 6 : 1;
   int i = 0;
-  for (; i + kMost <= a.count; i += kMost) score_tile<kMost, V>(a, i, keys, scores);
-  if (kMost == 6 && i + 3 <= a.count) score_tile<3, V>(a, i, keys, scores), i += 3;
-  for (; i < a.count; ++i) score_tile<1, V>(a, i, keys, scores);
+  for (; i + kMost <= count; i += kMost)
+    score_tile<kMost, V>(a, queries + i, keys, scores + i * kPartition);
+  if (kMost == 6 && i + 3 <= count)
+    score_tile<3, V>(a, queries + i, keys, scores + i * kPartition), i += 3;
+  for (; i < count; ++i) score_tile<1, V>(a, queries + i, keys, scores + i * kPartition);
 }
 
-// Scores of one pair become weights; its top and total.
-inline void soften(const Attend& a, int i, int vectors, float* scores) {
+// Scores of one pair become weights, zero where it does not see; its top and total go to `part`.
+inline void soften(Lanes mine, float* scores, float* part, int padded_dim) {
+  const int first = mine.low / 16, last = (mine.high + 15) / 16;
   const F least = f_set(-INFINITY);
-  F s[4], top = least;
-  for (int v = 0; v < vectors; ++v) {
-    s[v] = f_range(f_load(scores + 16 * v), least, a.low[i] - 16 * v, a.high[i] - 16 * v);
-    top = f_max(top, s[v]);
-  }
+  F top = least;
+  for (int v = first; v < last; ++v)
+    top = f_max(top, f_range(f_load(scores + 16 * v), least, mine.low - 16 * v,
+                             mine.high - 16 * v));
   const float highest = f_top(top);
   F total = f_zero();
-  for (int v = 0; v < vectors; ++v) {
-    const F e = f_range(f_exp(f_sub(s[v], f_set(highest))), f_zero(), a.low[i] - 16 * v,
-                        a.high[i] - 16 * v);
+  for (int v = first; v < last; ++v) {
+    const F e = f_range(power_of_two(f_sub(f_load(scores + 16 * v), f_set(highest))), f_zero(),
+                        mine.low - 16 * v, mine.high - 16 * v);
     f_store(scores + 16 * v, e);
     total = f_add(total, e);
   }
-  a.tops[i] = highest;
-  a.totals[i] = f_sum(total);
+  part[padded_dim] = highest;
+  part[padded_dim + 1] = f_sum(total);
 }
 
+struct Packed {  // values made float32 before
+  const float* values;
+  int padded_dim;
+  F get(int l, int d) const { return f_load(values + l * padded_dim + d); }
+};
+struct Direct {  // as they lie in the pool
+  const Attend& a;
+  const int64_t* slots;
+  const uint8_t* base;
+  F get(int l, int d) const {
+    return kv_fetch(base + slots[l] * a.slot_bytes, a.dim, d, a.format);
+  }
+};
+
 // M pairs with the same visible lanes, D vectors of dimensions.
-template <int M, int D>
-inline void value_tile(const Attend& a, int first, int d, const float* values,
-                       const float* weights) {
+template <int M, int D, class Source>
+inline void value_tile(const Source& source, Lanes lanes, int d, const float* weights,
+                       float* const* parts) {
   F acc[M][D];
   FOREWORD_UNROLL
   for (int m = 0; m < M; ++m)
     FOREWORD_UNROLL
     for (int v = 0; v < D; ++v) acc[m][v] = f_zero();
-  for (int l = a.low[first]; l < a.high[first]; ++l) {
+  for (int l = lanes.low; l < lanes.high; ++l) {
     F x[D];
     FOREWORD_UNROLL
-    for (int v = 0; v < D; ++v) x[v] = f_load(values + l * a.padded_dim + d + 16 * v);
+    for (int v = 0; v < D; ++v) x[v] = source.get(l, d + 16 * v);
     FOREWORD_UNROLL
     for (int m = 0; m < M; ++m) {
-      const F w = f_set(weights[(first + m) * kPartition + l]);
+      const F w = f_set(weights[m * kPartition + l]);
       FOREWORD_UNROLL
       for (int v = 0; v < D; ++v) acc[m][v] = f_fma(w, x[v], acc[m][v]);
     }
@@ -111,74 +234,115 @@ inline void value_tile(const Attend& a, int first, int d, const float* values,
   FOREWORD_UNROLL
   for (int m = 0; m < M; ++m)
     FOREWORD_UNROLL
-    for (int v = 0; v < D; ++v)
-      f_store(a.sums + (size_t)(first + m) * a.padded_dim + d + 16 * v, acc[m][v]);
+    for (int v = 0; v < D; ++v) f_store(parts[m] + d + 16 * v, acc[m][v]);
 }
 
-template <int M>
-inline void value_rows(const Attend& a, int first, const float* values, const float* weights) {
+template <int M, class Source>
+inline void value_rows(const Attend& a, const Source& source, Lanes lanes, const float* weights,
+                       float* const* parts) {
   constexpr int kWide = kTile >= 16 ? 4 : 2;
   int d = 0;
   for (; d + 16 * kWide <= a.padded_dim; d += 16 * kWide)
-    value_tile<M, kWide>(a, first, d, values, weights);
-  for (; d < a.padded_dim; d += 16) value_tile<M, 1>(a, first, d, values, weights);
+    value_tile<M, kWide>(source, lanes, d, weights, parts);
+  for (; d < a.padded_dim; d += 16) value_tile<M, 1>(source, lanes, d, weights, parts);
 }
 
-void attend(const Attend& a) {
-  int low = kPartition, high = 0;
-  for (int i = 0; i < a.count; ++i) {
-    low = a.low[i] < low ? a.low[i] : low;
-    high = a.high[i] > high ? a.high[i] : high;
-  }
-  const int vectors = high <= 32 ? 2 : 4;
+// One partition of one KV head, for pairs `span` of it.
+inline void attend_part(const Attend& a, int number, int head, const Span& span,
+                        const Ahead& next) {
+  constexpr int kMost = kTile >= 16 ? 6 : 1;
+  const int start = number * kPartition, count = span.to - span.from;
+  const int64_t* slots = a.slots + (size_t)(number - a.begin) * kPartition;
+  const uint8_t *base = a.keys + head * a.head_bytes, *value = a.values + head * a.head_bytes;
+  const float* const* queries = a.queries + head * a.count + span.from;
   float* keys = (float*)a.scratch;
   float* values = keys + kPartition * a.padded_dim;
   float* scores = values + kPartition * a.padded_dim;
-  gather_keys(a, low, high, 16 * vectors, keys);
-  gather_values(a, low, high, values);
-  if (vectors == 2)
-    score_all<2>(a, keys, scores);
-  else
-    score_all<4>(a, keys, scores);
-  for (int i = 0; i < a.count; ++i) soften(a, i, vectors, scores + i * kPartition);
-  constexpr int kMost = kTile >= 16 ? 6 : 1;
-  for (int i = 0; i < a.count;) {
-    int same = 1;
-    while (same < kMost && i + same < a.count && a.low[i + same] == a.low[i] &&
-           a.high[i + same] == a.high[i])
+  const int first = span.lanes.low / 16, last = (span.lanes.high + 15) / 16;
+  for (int v = first; v < last; ++v) {
+    gather_keys(a, slots, base, span.lanes, 16 * v, keys);
+    bring(a, next, v);
+  }
+  for (int v = 0; v < kPartition / 16; ++v)
+    if (v < first || v >= last) bring(a, next, v);
+  int v = first;
+  for (; v + 4 <= last; v += 4) score_pairs<4>(a, queries, count, keys + 16 * v, scores + 16 * v);
+  for (; v + 2 <= last; v += 2) score_pairs<2>(a, queries, count, keys + 16 * v, scores + 16 * v);
+  for (; v < last; ++v) score_pairs<1>(a, queries, count, keys + 16 * v, scores + 16 * v);
+
+  const bool direct = count <= kMost;
+  if (!direct) gather_values(a, slots, value, span.lanes, values);
+  const Packed packed = {values, a.padded_dim};
+  const Direct loose = {a, slots, value};
+  for (int i = 0; i < count;) {
+    float* parts[kMost];
+    const Lanes mine = seen(a, span.from + i, start);
+    int same = 0;
+    while (same < kMost && i + same < count) {
+      const Lanes theirs = seen(a, span.from + i + same, start);
+      if (theirs.low != mine.low || theirs.high != mine.high) break;
+      parts[same] = a.parts[head * a.count + span.from + i + same] +
+                    (size_t)number * part_floats(a.padded_dim);
       ++same;
-    if (same >= 6 && kMost >= 6)
-      value_rows<kMost>(a, i, values, scores), i += kMost;
-    else if (same >= 3 && kMost >= 3)
-      value_rows<kMost >= 3 ? 3 : 1>(a, i, values, scores), i += 3;
+    }
+    if (mine.low >= mine.high) {
+      i += same;
+      continue;
+    }
+    if (same < 6 && same > 3) same = 3;
+    if (same < 3) same = 1;
+    float* weights = scores + i * kPartition;
+    for (int m = 0; m < same; ++m) soften(mine, weights + m * kPartition, parts[m], a.padded_dim);
+    constexpr int kThree = kMost >= 3 ? 3 : 1;
+    if (same == 1)
+      direct ? value_rows<1>(a, loose, mine, weights, parts)
+             : value_rows<1>(a, packed, mine, weights, parts);
+    else if (same == 3)
+      direct ? value_rows<kThree>(a, loose, mine, weights, parts)
+             : value_rows<kThree>(a, packed, mine, weights, parts);
     else
-      value_rows<1>(a, i, values, scores), i += 1;
+      direct ? value_rows<kMost>(a, loose, mine, weights, parts)
+             : value_rows<kMost>(a, packed, mine, weights, parts);
+    i += same;
   }
 }
 
-void merge(int count, int padded_dim, float* tops, float* totals, float* sums,
-           const float* part_tops, const float* part_totals, const float* part_sums) {
-  for (int i = 0; i < count; ++i) {
-    const F old_top = f_set(tops[i]), part_top = f_set(part_tops[i]);
-    const F top = f_max(old_top, part_top);
-    const F old = f_exp(f_sub(old_top, top)), part = f_exp(f_sub(part_top, top));
-    float lanes[16];
-    f_store(lanes, top);
-    tops[i] = lanes[0];
-    f_store(lanes, f_fma(f_set(totals[i]), old, f_mul(f_set(part_totals[i]), part)));
-    totals[i] = lanes[0];
-    float* mine = sums + (size_t)i * padded_dim;
-    const float* theirs = part_sums + (size_t)i * padded_dim;
-    for (int d = 0; d < padded_dim; d += 16)
-      f_store(mine + d, f_fma(f_load(mine + d), old, f_mul(f_load(theirs + d), part)));
+void vector_attend(const Attend& a) {
+  int highest = 0;
+  for (int i = 0; i < a.count; ++i) highest = a.high[i] > highest ? a.high[i] : highest;
+  for (int number = a.begin; number < a.end; ++number) {
+    const Span span = span_of(a, number * kPartition);
+    if (span.from >= span.to) continue;
+    for (int head = 0; head < a.kv_heads; ++head)
+      attend_part(a, number, head, span, ahead_of(a, number, head, highest));
   }
 }
 
-void divide(const float* sums, float total, float* out, int dim) {
-  const F divisor = f_set(total);
-  for (int d = 0; d < dim; d += 16) {
-    float part[16];
-    f_store(part, f_div(f_load(sums + d), divisor));
-    memcpy(out + d, part, sizeof(float) * (dim - d < 16 ? dim - d : 16));
+// The weight of every partition against the highest top; then one chain over partitions per value.
+void join(const float* parts, int count, int padded_dim, float* out, int dim) {
+  const size_t stride = part_floats(padded_dim);
+  F top = f_set(-INFINITY);
+  for (int p = 0; p < count; ++p) top = f_max(top, f_set(parts[p * stride + padded_dim]));
+  for (int d = 0; d < padded_dim; d += 64) {
+    F total = f_zero(), sums[4] = {f_zero(), f_zero(), f_zero(), f_zero()};
+    const int vectors = padded_dim - d < 64 ? (padded_dim - d) / 16 : 4;
+    for (int p = 0; p < count; p += 16) {
+      const int here = count - p < 16 ? count - p : 16;
+      float tops[16] = {0}, weights[16];
+      for (int i = 0; i < here; ++i) tops[i] = parts[(p + i) * stride + padded_dim];
+      f_store(weights, power_of_two(f_sub(f_load(tops), top)));
+      for (int i = 0; i < here; ++i) {
+        const float* part = parts + (p + i) * stride;
+        const F w = f_set(weights[i]);
+        total = f_fma(f_set(part[padded_dim + 1]), w, total);
+        for (int v = 0; v < vectors; ++v) sums[v] = f_fma(f_load(part + d + 16 * v), w, sums[v]);
+      }
+    }
+    for (int v = 0; v < vectors; ++v) {
+      float place[16];
+      const int at = d + 16 * v, left = dim - at;
+      f_store(place, f_div(sums[v], total));
+      memcpy(out + at, place, sizeof(float) * (left < 16 ? left : 16));
+    }
   }
 }

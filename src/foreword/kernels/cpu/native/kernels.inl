@@ -6,6 +6,7 @@
 #if defined(FOREWORD_UNIT_AMX)
 #include "amx.inl"
 #include "amx_grouped.inl"
+#include "attention_amx.inl"
 #endif
 
 void product(const Linear& linear, const Rows& rows, int begin, int end, float* out, size_t stride,
@@ -33,4 +34,11 @@ void product(const Linear& linear, const Rows& rows, int begin, int end, float* 
 #endif
       return product_grouped(linear, rows, begin, end, out, stride, add);
   }
+}
+
+void attend(const Attend& a) {
+#if defined(FOREWORD_UNIT_AMX)
+  if (a.format != Kv::kFloat32) return amx_attend(a);
+#endif
+  vector_attend(a);
 }

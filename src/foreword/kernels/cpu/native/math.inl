@@ -61,8 +61,31 @@ void rotate(float* head, const float* cos, const float* sin, int dim) {
   }
 }
 
-void store_kv(const float* values, uint8_t* place, int n, bool bfloat16) {
-  if (!bfloat16) {
+// The scale of one token's head is amax / 127; integers to nearest even. A row that is not finite
+// keeps that in its scale.
+void store_int8(const float* values, uint8_t* place, int n) {
+  I largest = i_zero();
+  for (int k = 0; k < n; k += 16)
+    largest = i_max(largest, i_and(f_bits(fetch(values, n, k)), i_set(0x7fffffff)));
+  const int32_t bits = i_top(largest);
+  float amax;
+  memcpy(&amax, &bits, 4);
+  const float scale = amax / 127.0f;
+  const bool plain = scale > 0.0f && scale < INFINITY;
+  const F divisor = f_set(plain ? scale : 1.0f);
+  for (int k = 0; k < n; k += 16) {
+    I q = plain ? f_to_int(f_div(fetch(values, n, k), divisor)) : i_zero();
+    q = i_max(i_set(-127), i_min(i_set(127), q));
+    uint8_t part[16];
+    i_store_i8(part, q);
+    memcpy(place + k, part, n - k < 16 ? n - k : 16);
+  }
+  memcpy(place + n, &scale, 4);
+}
+
+void store_kv(const float* values, uint8_t* place, int n, Kv format) {
+  if (format == Kv::kInt8) return store_int8(values, place, n);
+  if (format == Kv::kFloat32) {
     memcpy(place, values, sizeof(float) * n);
     return;
   }

@@ -156,7 +156,7 @@ const Ops& ops_of(const std::string& isa) {
 void run(Network& self, const std::string& isa, Pool& pool, int count, Address tokens,
          Address positions, Address slots, int wanted, Address logit_rows,
          const std::vector<Address>& segments, const std::vector<Address>& keys,
-         const std::vector<Address>& values, bool kv_bfloat16, Address logits) {
+         const std::vector<Address>& values, int kv_format, Address logits) {
   Batch batch;
   batch.rows = count;
   batch.wanted = wanted;
@@ -170,7 +170,7 @@ void run(Network& self, const std::string& isa, Pool& pool, int count, Address t
                               at<int32_t>(segments[i + 4])});
   for (Address address : keys) batch.keys.push_back(reinterpret_cast<uint8_t*>(address));
   for (Address address : values) batch.values.push_back(reinterpret_cast<uint8_t*>(address));
-  self.model.kv_bfloat16 = kv_bfloat16;
+  self.model.kv_format = static_cast<Kv>(kv_format);
   const Ops& ops = ops_of(isa);
   nb::gil_scoped_release unlocked;
   run_pass(ops, self.model, batch, reinterpret_cast<float*>(logits), pool, self.arena);

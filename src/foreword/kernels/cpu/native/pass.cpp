@@ -325,7 +325,7 @@ class Runner {
     const Model& m = model_;
     const int heads = m.heads + 2 * m.kv_heads;
     const int keys_at = round_up(queries_, 16), values_at = keys_at + round_up(cached_width_, 16);
-    const size_t head_bytes = static_cast<size_t>(m.dim) * (m.kv_bfloat16 ? 2 : 4);
+    const size_t head_bytes = kv_head_bytes(m.kv_format, m.dim);
     share(me, batch_.rows * heads, std::max(1, heads / 2), [&](int begin, int end) {
       for (int item = begin; item < end; ++item) {
         const int row = item / heads, head = item % heads;
@@ -339,12 +339,12 @@ class Runner {
           float* key = line + keys_at + number * m.dim;
           turn(me, key, l.key_norm, angle);
           ops_.store_kv(key, batch_.keys[index] + (slot + number) * head_bytes, m.dim,
-                        m.kv_bfloat16);
+                        m.kv_format);
         } else {
           const int number = head - m.heads - m.kv_heads;
           ops_.store_kv(line + values_at + number * m.dim,
                         batch_.values[index] + (slot + number) * head_bytes, m.dim,
-                        m.kv_bfloat16);
+                        m.kv_format);
         }
       }
     });

@@ -22,7 +22,7 @@ struct Layer {
 struct Model {
   int hidden, intermediate, heads, kv_heads, dim;
   float eps;
-  bool kv_bfloat16;
+  Kv kv_format;
   const Linear* embedding;
   std::vector<Layer> layers;
   const float* norm;

@@ -20,7 +20,7 @@ namespace foreword {
 
 constexpr int kPanel = 16;      // output columns in a panel, lanes of every vector
 constexpr int kRowBlock = 16;   // rows that lie together in the layout of activations
-constexpr int kPartition = 64;  // keys in an attention partition
+constexpr int kPartition = 128;  // keys in an attention partition
 
 static inline int round_up(int value, int multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -88,27 +88,40 @@ static inline bool is_grouped(Activation kind) {
   return kind == Activation::kA8 || kind == Activation::kA16;
 }
 
-// One partition of keys for some (row, head) pairs that share a KV head.
+// How the pool holds a head's row. int8: `dim` integers, then the bytes of their float32 scale.
+enum class Kv : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+
+static inline size_t kv_head_bytes(Kv format, int dim) {
+  return format == Kv::kInt8 ? dim + 4 : (size_t)dim * (format == Kv::kBfloat16 ? 2 : 4);
+}
+
+// Some (row, head) pairs and the partitions of keys they read. Pairs of one KV head lie together:
+// `count` for each of `kv_heads` heads that follow one another in the pool.
 struct Attend {
-  int count;  // pairs
-  int dim, padded_dim;
+  int kv_heads, count;
+  int dim, padded_dim;  // padded to 16
   float scale;
-  bool kv_bfloat16;
-  const float* const* queries;  // [count], each [dim]
-  const int64_t* slots;         // [kPartition] of the lanes; only visible ones are read
-  const int* low;               // [count] first visible lane
+  Kv format;
+  int begin, end;               // partitions
+  const float* const* queries;  // [kv_heads][count], each [dim]
+  const int* low;               // [count] first visible position
   const int* high;              // [count] one past the last
-  const uint8_t* keys;          // of slot 0 and this KV head
+  const int64_t* slots;  // of positions from begin * kPartition on; only visible ones are read
+  const uint8_t* keys;   // of slot 0 and the first KV head
   const uint8_t* values;
-  size_t slot_bytes;
-  float* tops;    // [count]
-  float* totals;  // [count]
-  float* sums;    // [count][padded_dim]
-  uint8_t* scratch;
+  size_t slot_bytes, head_bytes;
+  float* const* parts;  // [kv_heads][count] where partition 0 of the pair goes, if it had one
+  uint8_t* scratch;     // aligned to 64 bytes
 };
 
+// A pair's result for one partition, in floats: weighted values, top score, total of the weights.
+static inline int part_floats(int padded_dim) { return padded_dim + 16; }
+
+// Keys and values as float32 at most, scores, and 8 KiB for tiles; per pair queries and weights.
 static inline size_t attend_scratch(int padded_dim, int count) {
-  return sizeof(float) * kPartition * (2 * (size_t)padded_dim + (size_t)count) + 8192;
+  return 16384 + sizeof(float) * kPartition * 2 * (size_t)(padded_dim + 16) +
+         8 * kPartition +
+         (size_t)(count + 16) * (8 * kPartition + 4 * (size_t)(padded_dim + 16));
 }
 
 // Kernels of one instruction set.
@@ -123,12 +136,10 @@ struct Ops {
                   size_t stride, bool add, uint8_t* scratch);
   void (*gate)(float* gate, const float* up, int n);  // gate = silu(gate) * up
   void (*rotate)(float* head, const float* cos, const float* sin, int dim);
-  void (*store_kv)(const float* values, uint8_t* place, int n, bool bfloat16);
+  void (*store_kv)(const float* values, uint8_t* place, int n, Kv format);
   void (*attend)(const Attend& work);
-  // The partition `part` merged into the running state, which lies before it.
-  void (*merge)(int count, int padded_dim, float* tops, float* totals, float* sums,
-                const float* part_tops, const float* part_totals, const float* part_sums);
-  void (*divide)(const float* sums, float total, float* out, int dim);
+  // Merges `count` partitions of a pair in ascending order, and divides by their total.
+  void (*join)(const float* parts, int count, int padded_dim, float* out, int dim);
   void (*embed)(const Linear& table, int64_t token, float* out);
 };
 

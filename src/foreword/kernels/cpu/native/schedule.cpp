@@ -7,8 +7,9 @@
 namespace foreword {
 namespace {
 
-constexpr int kPairs = 96;             // (row, head) pairs that share loaded keys
-constexpr size_t kSplitBytes = 4 << 20;  // partitions are kept apart below this
+constexpr int kPairs = 96;               // (row, head) pairs that share loaded keys
+constexpr int kFewPairs = 16;            // so few of a KV head go with those of the other heads
+constexpr size_t kSplitBytes = 4 << 20;  // partitions are shared out below this
 
 int first_partition(int position, int window) {
   return window ? std::max(0, position - window + 1) / kPartition : 0;
@@ -19,25 +20,29 @@ int first_partition(int position, int window) {
 void Attention::plan(const Model& model, const Batch& batch, int threads) {
   heads_ = model.heads;
   padded_dim_ = round_up(model.dim, 16);
+  unit_ = part_floats(padded_dim_);
   const int group = model.heads / model.kv_heads;
   row_position_.resize(batch.rows);
   row_partial_.resize(batch.rows);
   size_t units = 0;
   for (int row = 0; row < batch.rows; ++row) {
-    row_position_[row] = static_cast<int>(batch.positions[row]);
+    const int position = static_cast<int>(batch.positions[row]);
+    const int parts = position / kPartition + 1;
+    row_position_[row] = position;
     row_partial_[row] = units;
-    units += static_cast<size_t>(heads_) * (row_position_[row] / kPartition + 1);
+    longest_ = std::max(longest_, parts);
+    units += static_cast<size_t>(heads_) * parts;
   }
-  split_ = units * (padded_dim_ + 2) * 4 <= kSplitBytes;
-  partials_ = split_ ? units * (padded_dim_ + 2) * 4 : 0;
+  split_ = units * unit_ * 4 <= kSplitBytes;
+  partials_ = split_ ? units * unit_ * 4 : 0;
 
   const int block = std::max(1, kPairs / group);
-  most_ = std::max(kPairs, group);
-  scratch_ = attend_scratch(padded_dim_, most_) + static_cast<size_t>(most_) * 64 +
-             2 * static_cast<size_t>(most_) * (padded_dim_ + 2) * 4;
+  most_ = std::max({kPairs, group, std::min(kFewPairs, block * group) * model.kv_heads});
+  scratch_ = attend_scratch(padded_dim_, most_) + static_cast<size_t>(most_) * 24 + 1024;
+  if (!split_) scratch_ += static_cast<size_t>(most_) * longest_ * unit_ * 4;
   for (size_t s = 0; s < batch.segments.size(); ++s) {
     const Segment& segment = batch.segments[s];
-    Path path{true, 0, {}};
+    Path path{true, 0, 0, {}};
     for (int row = 0; row < segment.rows; ++row) {
       path.chain = path.chain && segment.parents[row] == row - 1;
       path.depth = std::max(path.depth, row_position_[segment.first + row] - segment.cached + 1);
@@ -54,183 +59,157 @@ void Attention::plan(const Model& model, const Batch& batch, int threads) {
       }
     }
     paths_.push_back(std::move(path));
-    const int parts = (segment.cached + paths_.back().depth - 1) / kPartition + 1;
-    const int pieces = split_ ? std::min(parts, std::max(1, 4 * threads / model.kv_heads)) : 1;
+    Path& kept = paths_.back();
+    const int parts = (segment.cached + kept.depth - 1) / kPartition + 1;
+    kept.shared = kept.chain ? parts : segment.cached / kPartition;
+    // Few rows: all heads of a partition at once, so that memory is read in one line.
+    const bool few = segment.rows * group <= kFewPairs;
+    const int heads = few ? model.kv_heads : 1;
+    const int whole = (segment.rows + block - 1) / block * (model.kv_heads / heads) *
+                      static_cast<int>(batch.segments.size());
+    const int pieces = split_ ? std::min(parts, std::max(1, 4 * threads / whole)) : 1;
     const int step = (parts + pieces - 1) / pieces;
     for (int begin = 0; begin < segment.rows; begin += block)
-      for (int head = 0; head < model.kv_heads; ++head)
+      for (int head = 0; head < model.kv_heads; head += heads)
         for (int first = 0; first < parts; first += step)
-          items_.push_back({static_cast<int>(s), begin, std::min(begin + block, segment.rows),
-                            head, first, std::min(first + step, parts)});
+          items_.push_back({static_cast<int>(s), begin, std::min(begin + block, segment.rows), head,
+                            head + heads, first, std::min(first + step, parts)});
   }
   std::reverse(items_.begin(), items_.end());  // later rows see more: the long ones first
 }
 
 struct Attention::Work {
-  const Ops& ops;
   const Model& model;
-  const Batch& batch;
-  int window;
-  Attend call;                                  // what all calls share
-  const float** queries;                        // [most]
-  int *low, *high, *which;                      // [most]
-  float *tops, *totals, *sums;                  // running state, by pair
-  float *part_tops, *part_totals, *part_sums;   // of one partition
+  const Ops& ops;
   const float* qkv;
   size_t qkv_stride;
-  int head;  // first head of the group
-  int group;
+  int window, group;
+  Attend call;            // what all calls share
+  const float** queries;  // [most]
+  int *low, *high;        // [most]
+  float** parts;          // [most]
+  float* kept;            // [most][longest] partitions, unless split
+  float* context;
+  size_t context_stride;
 };
-
-float* Attention::partial(int row, int head, int number) const {
-  const size_t unit = row_partial_[row] +
-                      static_cast<size_t>(head) * (row_position_[row] / kPartition + 1) + number;
-  return memory_ + unit * (padded_dim_ + 2);
-}
 
 void Attention::run(int& phase, std::vector<Ticket>& tickets, const Ops& ops, const Model& model,
                     const Batch& batch, size_t layer, const float* qkv, size_t qkv_stride,
                     float* context, size_t context_stride, uint8_t* scratch) const {
   Ticket& ticket = tickets[phase++];
-  const int group = model.heads / model.kv_heads;
   auto take = [&scratch](size_t bytes) {
     uint8_t* found = scratch;
-    scratch += (bytes + 15) / 16 * 16;
+    scratch += (bytes + 63) / 64 * 64;
     return found;
   };
-  const size_t most = most_, floats = most * 4;
-  Work work{ops, model, batch, model.layers[layer].window, {}, nullptr, nullptr, nullptr, nullptr,
-            nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, qkv, qkv_stride, 0, group};
-  work.call.scratch = take(attend_scratch(padded_dim_, most_) - 4096);
-  work.sums = reinterpret_cast<float*>(take(floats * padded_dim_));
-  work.part_sums = reinterpret_cast<float*>(take(floats * padded_dim_));
+  const size_t most = most_, head_bytes = kv_head_bytes(model.kv_format, model.dim);
+  Work work{model, ops, qkv, qkv_stride, model.layers[layer].window, model.heads / model.kv_heads,
+            {}, nullptr, nullptr, nullptr, nullptr, nullptr, context, context_stride};
+  work.call.scratch = take(attend_scratch(padded_dim_, most_));
   work.queries = reinterpret_cast<const float**>(take(most * sizeof(float*)));
-  work.low = reinterpret_cast<int*>(take(floats));
-  work.high = reinterpret_cast<int*>(take(floats));
-  work.which = reinterpret_cast<int*>(take(floats));
-  work.tops = reinterpret_cast<float*>(take(floats));
-  work.totals = reinterpret_cast<float*>(take(floats));
-  work.part_tops = reinterpret_cast<float*>(take(floats));
-  work.part_totals = reinterpret_cast<float*>(take(floats));
-  work.call.dim = model.dim;
-  work.call.padded_dim = padded_dim_;
-  work.call.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.dim)));
-  work.call.kv_bfloat16 = model.kv_bfloat16;
-  const size_t head_bytes = static_cast<size_t>(model.dim) * (model.kv_bfloat16 ? 2 : 4);
-  work.call.slot_bytes = head_bytes * model.kv_heads;
+  work.parts = reinterpret_cast<float**>(take(most * sizeof(float*)));
+  work.low = reinterpret_cast<int*>(take(most * sizeof(int)));
+  work.high = reinterpret_cast<int*>(take(most * sizeof(int)));
+  if (!split_) work.kept = reinterpret_cast<float*>(take(most * longest_ * unit_ * sizeof(float)));
+  Attend& call = work.call;
+  call.dim = model.dim;
+  call.padded_dim = padded_dim_;
+  call.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.dim)));
+  call.format = model.kv_format;
+  call.head_bytes = head_bytes;
+  call.slot_bytes = head_bytes * model.kv_heads;
+  call.queries = work.queries, call.parts = work.parts;
+  call.low = work.low, call.high = work.high;
   while (true) {
     const int next = ticket.next.fetch_add(1, std::memory_order_relaxed);
     if (next >= static_cast<int>(items_.size())) return;
     const Item& item = items_[next];
-    work.head = item.kv_head * group;
-    work.call.keys = batch.keys[layer] + item.kv_head * head_bytes;
-    work.call.values = batch.values[layer] + item.kv_head * head_bytes;
-    attend(work, item);
-    if (split_) continue;
-    const int first = batch.segments[item.segment].first;
-    for (int row = item.begin; row < item.end; ++row)
-      for (int h = 0; h < group; ++h) {
-        const int pair = (row - item.begin) * group + h;
-        ops.divide(work.sums + static_cast<size_t>(pair) * padded_dim_, work.totals[pair],
-                   context + (first + row) * context_stride + (work.head + h) * model.dim,
-                   model.dim);
-      }
+    const Segment& segment = batch.segments[item.segment];
+    call.keys = batch.keys[layer] + item.kv_head * head_bytes;
+    call.values = batch.values[layer] + item.kv_head * head_bytes;
+    attend(work, item, segment);
+    if (!split_) finish(work, item, segment);
   }
 }
 
-void Attention::attend(Work& work, const Item& item) const {
-  const int pairs = (item.end - item.begin) * work.group;
-  for (int pair = 0; pair < pairs; ++pair) work.totals[pair] = -1.0f;  // nothing yet
-  for (int number = item.first; number < item.last; ++number) partition(work, item, number);
-}
-
-// Lanes of a partition as slots: those of the cached positions, then the row's own path.
-const int64_t* Attention::lanes(const Work& work, const Item& item, int row, int number,
-                                int64_t* room) const {
-  const Segment& segment = work.batch.segments[item.segment];
+// Partitions that all rows share go together; those with lanes of a row's own, row by row.
+void Attention::attend(Work& work, const Item& item, const Segment& segment) const {
   const Path& path = paths_[item.segment];
-  const int start = number * kPartition;
-  if (path.chain || start + kPartition <= segment.cached) return segment.slots + start;
-  const int64_t* own = path.slots.data() + static_cast<size_t>(row) * path.depth;
-  for (int lane = 0; lane < kPartition; ++lane) {
-    const int content = start + lane;
-    if (content > row_position_[segment.first + row]) break;
-    room[lane] = content < segment.cached ? segment.slots[content] : own[content - segment.cached];
+  const int together = std::min(item.last, path.shared);
+  if (item.first < together)
+    call(work, item, segment, {item.begin, item.end, item.first, together},
+         segment.slots + static_cast<size_t>(item.first) * kPartition);
+  std::vector<int64_t> room;
+  const int first = std::max(item.first, path.shared), start = first * kPartition;
+  for (int row = item.begin; row < item.end && first < item.last; ++row) {
+    const int position = row_position_[segment.first + row];
+    const int last = std::min(item.last, position / kPartition + 1);
+    if (first >= last) continue;
+    room.assign(static_cast<size_t>(last - first) * kPartition, 0);
+    const int64_t* own = path.slots.data() + static_cast<size_t>(row) * path.depth;
+    const int end = std::min(position + 1, last * kPartition);
+    for (int content = start; content < end; ++content)
+      room[content - start] =
+          content < segment.cached ? segment.slots[content] : own[content - segment.cached];
+    call(work, item, segment, {row, row + 1, first, last}, room.data());
   }
-  return room;
 }
 
-void Attention::partition(Work& work, const Item& item, int number) const {
-  const Segment& segment = work.batch.segments[item.segment];
-  const int start = number * kPartition;
-  const bool together =
-      paths_[item.segment].chain || start + kPartition <= segment.cached;
-  int64_t room[kPartition];
-  int count = 0;
-  auto flush = [&](int row) {
-    if (!count) return;
-    Attend call = work.call;
-    call.count = count;
-    call.queries = work.queries;
-    call.low = work.low;
-    call.high = work.high;
-    call.slots = lanes(work, item, row, number, room);
-    call.tops = work.part_tops;
-    call.totals = work.part_totals;
-    call.sums = work.part_sums;
-    work.ops.attend(call);
-    for (int i = 0; i < count; ++i) {
-      const int pair = work.which[i];
-      const float* sums = work.part_sums + static_cast<size_t>(i) * padded_dim_;
-      float* mine = work.sums + static_cast<size_t>(pair) * padded_dim_;
-      if (split_) {
-        const int at = segment.first + item.begin + pair / work.group;
-        float* kept = partial(at, work.head + pair % work.group, number);
-        kept[0] = work.part_tops[i], kept[1] = work.part_totals[i];
-        std::memcpy(kept + 2, sums, sizeof(float) * padded_dim_);
-      } else if (work.totals[pair] == -1.0f) {
-        work.tops[pair] = work.part_tops[i], work.totals[pair] = work.part_totals[i];
-        std::memcpy(mine, sums, sizeof(float) * padded_dim_);
-      } else {
-        work.ops.merge(1, padded_dim_, work.tops + pair, work.totals + pair, mine,
-                       work.part_tops + i, work.part_totals + i, sums);
+void Attention::call(Work& work, const Item& item, const Segment& segment, const Part& part,
+                     const int64_t* slots) const {
+  Attend& call = work.call;
+  call.kv_heads = item.kv_end - item.kv_head;
+  call.count = (part.end - part.begin) * work.group;
+  call.begin = part.first, call.end = part.last;
+  call.slots = slots;
+  for (int row = part.begin; row < part.end; ++row) {
+    const int at = segment.first + row, position = row_position_[at];
+    for (int h = 0; h < work.group; ++h) {
+      const int pair = (row - part.begin) * work.group + h;
+      work.low[pair] = work.window ? std::max(0, position - work.window + 1) : 0;
+      work.high[pair] = position + 1;
+      for (int kv = 0; kv < call.kv_heads; ++kv) {
+        const int head = (item.kv_head + kv) * work.group + h, place = kv * call.count + pair;
+        work.queries[place] =
+            work.qkv + at * work.qkv_stride + static_cast<size_t>(head) * work.model.dim;
+        work.parts[place] = parts(work, item, segment, row, head);
       }
     }
-    count = 0;
-  };
-  for (int row = item.begin; row < item.end; ++row) {
-    const int position = row_position_[segment.first + row];
-    const int lowest = work.window ? std::max(0, position - work.window + 1) : 0;
-    const int low = std::max(0, lowest - start), high = std::min(kPartition, position + 1 - start);
-    if (low >= high) continue;
-    for (int h = 0; h < work.group; ++h, ++count) {
-      work.queries[count] = work.qkv + (segment.first + row) * work.qkv_stride +
-                            static_cast<size_t>(work.head + h) * work.model.dim;
-      work.low[count] = low, work.high[count] = high;
-      work.which[count] = (row - item.begin) * work.group + h;
-    }
-    if (!together) flush(row);
   }
-  flush(item.begin);
+  work.ops.attend(call);
+}
+
+// Where a pair's partition 0 goes.
+float* Attention::parts(const Work& work, const Item& item, const Segment& segment, int row,
+                        int head) const {
+  const int at = segment.first + row, count = row_position_[at] / kPartition + 1;
+  if (split_) return memory_ + (row_partial_[at] + static_cast<size_t>(head) * count) * unit_;
+  const int heads = (item.kv_end - item.kv_head) * work.group;
+  const int pair = (row - item.begin) * heads + head - item.kv_head * work.group;
+  return work.kept + static_cast<size_t>(pair) * longest_ * unit_;
+}
+
+void Attention::finish(Work& work, const Item& item, const Segment& segment) const {
+  for (int row = item.begin; row < item.end; ++row)
+    for (int head = item.kv_head * work.group; head < item.kv_end * work.group; ++head) {
+      const int at = segment.first + row;
+      join_pair(work.ops, parts(work, item, segment, row, head), row_position_[at], work.window,
+                work.context + at * work.context_stride + static_cast<size_t>(head) * work.model.dim,
+                work.model.dim);
+    }
+}
+
+void Attention::join_pair(const Ops& ops, const float* parts, int position, int window, float* out,
+                          int dim) const {
+  const int first = first_partition(position, window), last = position / kPartition;
+  ops.join(parts + static_cast<size_t>(first) * unit_, last - first + 1, padded_dim_, out, dim);
 }
 
 void Attention::join(const Ops& ops, const Model& model, int row, int window, float* out) const {
-  const int last = row_position_[row] / kPartition;
-  for (int head = 0; head < model.heads; ++head) {
-    const int first = first_partition(row_position_[row], window);
-    float* state = partial(row, head, first);
-    float copy[2 + 512];
-    float* mine = state;
-    if (first < last) {  // other threads may join the same row: leave what they read
-      mine = copy;
-      std::memcpy(copy, state, sizeof(float) * (padded_dim_ + 2));
-    }
-    for (int number = first + 1; number <= last; ++number) {
-      const float* part = partial(row, head, number);
-      ops.merge(1, padded_dim_, mine, mine + 1, mine + 2, part, part + 1, part + 2);
-    }
-    ops.divide(mine + 2, mine[1], out + head * model.dim, model.dim);
-  }
+  const int position = row_position_[row], count = position / kPartition + 1;
+  for (int head = 0; head < model.heads; ++head)
+    join_pair(ops, memory_ + (row_partial_[row] + static_cast<size_t>(head) * count) * unit_,
+              position, window, out + static_cast<size_t>(head) * model.dim, model.dim);
 }
 
 }  // namespace foreword

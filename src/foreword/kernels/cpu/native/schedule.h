@@ -20,7 +20,7 @@ class Attention {
   size_t scratch_bytes() const { return scratch_; }
   size_t partial_bytes() const { return partials_; }
   void use(float* memory) { memory_ = memory; }
-  // Whether partitions are kept apart, to be merged by `join`.
+  // Whether a row's partitions may be shared out, to be merged by `join`.
   bool split() const { return split_; }
 
   // This thread's share of a layer. With split() off, `context` is complete afterwards.
@@ -28,32 +28,40 @@ class Attention {
            const Batch& batch, size_t layer, const float* qkv, size_t qkv_stride, float* context,
            size_t context_stride, uint8_t* scratch) const;
 
-  // Merges a row's partitions in ascending order: [heads * dim] floats.
+  // Merges a row's partitions: [heads * dim] floats.
   void join(const Ops& ops, const Model& model, int row, int window, float* out) const;
 
  private:
   struct Path {  // one segment
     bool chain;
     int depth;                   // of the deepest row, plus one
+    int shared;                  // partitions whose lanes are the same for all rows
     std::vector<int64_t> slots;  // [rows][depth]: own slots of the ancestors and the row itself
   };
-  struct Item {
-    int segment, begin, end, kv_head, first, last;  // rows and partitions, half-open
+  struct Item {  // rows, KV heads and partitions, half-open
+    int segment, begin, end, kv_head, kv_end, first, last;
   };
   struct Work;
 
-  void attend(Work& work, const Item& item) const;
-  void partition(Work& work, const Item& item, int number) const;
-  const int64_t* lanes(const Work& work, const Item& item, int row, int number,
-                       int64_t* room) const;
-  float* partial(int row, int head, int number) const;
+  struct Part {  // rows and partitions of an item, half-open
+    int begin, end, first, last;
+  };
+
+  void attend(Work& work, const Item& item, const Segment& segment) const;
+  void call(Work& work, const Item& item, const Segment& segment, const Part& part,
+            const int64_t* slots) const;
+  float* parts(const Work& work, const Item& item, const Segment& segment, int row,
+               int head) const;
+  void finish(Work& work, const Item& item, const Segment& segment) const;
+  void join_pair(const Ops& ops, const float* parts, int position, int window, float* out,
+                 int dim) const;
 
   std::vector<Path> paths_;
   std::vector<Item> items_;
   std::vector<int> row_position_;
   std::vector<size_t> row_partial_;  // in (row, head, partition) units
   bool split_ = false;
-  int heads_ = 0, padded_dim_ = 0, most_ = 0;
+  int heads_ = 0, padded_dim_ = 0, unit_ = 0, most_ = 0, longest_ = 0;
   size_t scratch_ = 0, partials_ = 0;
   float* memory_ = nullptr;
 };

@@ -11,7 +11,7 @@ namespace {
 #include "kernels.inl"
 
 const Ops kOps = {"amx",   norm,   prepare, product, gate, rotate,
-                  store_kv, attend, merge,   divide,  embed};
+                  store_kv, attend, join,    embed};
 }  // namespace
 
 const Ops& ops_amx() { return kOps; }

@@ -10,7 +10,7 @@ namespace {
 #include "kernels.inl"
 
 const Ops kOps = {"avx2",   norm,   prepare, product, gate, rotate,
-                  store_kv, attend, merge,   divide,  embed};
+                  store_kv, attend, join,    embed};
 }  // namespace
 
 const Ops& ops_avx2() { return kOps; }

@@ -10,7 +10,7 @@ namespace {
 #include "kernels.inl"
 
 const Ops kOps = {"avx512",   norm,   prepare, product, gate, rotate,
-                  store_kv, attend, merge,   divide,  embed};
+                  store_kv, attend, join,    embed};
 }  // namespace
 
 const Ops& ops_avx512() { return kOps; }
