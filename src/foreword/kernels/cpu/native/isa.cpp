@@ -86,9 +86,15 @@ bool has_amx() {
 
 const Ops* find_ops(const char* name) {
   if (!std::strcmp(name, "portable")) return &ops_portable();
+#if defined(FOREWORD_AVX2)
   if (!std::strcmp(name, "avx2") && has_avx2()) return &ops_avx2();
+#endif
+#if defined(FOREWORD_AVX512)
   if (!std::strcmp(name, "avx512") && has_avx512()) return &ops_avx512();
+#endif
+#if defined(FOREWORD_AMX)
   if (!std::strcmp(name, "amx") && has_amx()) return &ops_amx();
+#endif
   return nullptr;
 }
 #else
