@@ -40,11 +40,13 @@ class AuditOptions(Protocol):
     @property
     def prompt(self) -> list[str] | None: ...
     @property
-    def numerics(self) -> str: ...
+    def numerics(self) -> str | None: ...
     @property
     def quantization(self) -> str | None: ...
     @property
-    def backend(self) -> str: ...
+    def backend(self) -> str | None: ...
+    @property
+    def isa(self) -> str | None: ...
     @property
     def threads(self) -> int | None: ...
     @property
@@ -74,6 +76,7 @@ def run(options: AuditOptions) -> int:
         numerics=options.numerics,
         quantization=options.quantization,
         backend=options.backend,
+        isa=options.isa,
         device=options.device,
         threads=options.threads,
         speculative=SpeculativeConfig(model=options.draft_model),
@@ -88,8 +91,9 @@ def run(options: AuditOptions) -> int:
     head = {
         "model": options.model,
         "sha256": laboratory.checkpoint.fingerprint(),
-        "backend": options.backend,
-        "numerics": options.numerics,
+        "backend": laboratory.config.backend,
+        "isa": laboratory.isa,
+        "numerics": laboratory.config.numerics,
         "quantization": options.quantization,
         "numerics_version": NUMERICS_VERSION,
         "machine": machine.machine_type(),

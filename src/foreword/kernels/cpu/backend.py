@@ -230,8 +230,8 @@ def load_native() -> Any:
         return importlib.import_module("foreword.kernels.cpu._native")
     except ImportError as error:
         raise KernelUnavailable(
-            "backend cpu needs its compiled extension, which is not installed; run "
-            "`pip install .` in the source folder, or use --backend torch"
+            "backend cpu needs its compiled extension, which is not built; install a C++ compiler "
+            "(Debian: g++) and run `pip install .` in the source folder, or use --backend torch"
         ) from error
 
 

@@ -143,6 +143,7 @@ def _check_parts(parts: list[GgufFile]) -> None:
 
 
 def _stored(part: GgufFile, tensor: GgufTensor, heads: int) -> StoredTensor:
+    matrix = tensor.kind in TYPES and len(tensor.shape) == 2
     return StoredTensor(
         shape=tensor.shape,
         dtype=_dtype(tensor),
@@ -150,9 +151,8 @@ def _stored(part: GgufFile, tensor: GgufTensor, heads: int) -> StoredTensor:
         num_bytes=tensor.num_bytes,
         file=part.path,
         read=functools.partial(_read, part, tensor, heads),
-        read_grouped=functools.partial(_read_grouped, part, tensor, heads)
-        if tensor.kind in TYPES and len(tensor.shape) == 2
-        else None,
+        read_grouped=functools.partial(_read_grouped, part, tensor, heads) if matrix else None,
+        group=TYPES[tensor.kind].group if matrix else 0,
     )
 
 

@@ -63,6 +63,7 @@ def _quantised(name: str, stored: StoredTensor, method: str) -> StoredTensor:
         num_bytes=rows * columns * bits // 8 + scales,
         read=functools.partial(_dequantised, read_grouped),
         read_grouped=read_grouped,
+        group=columns if method == "int8" else INT4_GROUP,
     )
 
 
