@@ -170,6 +170,7 @@ def _read(part: GgufFile, tensor: GgufTensor, heads: int) -> torch.Tensor:
     result = torch.empty(array.shape, dtype=_dtype(tensor))
     target = result.view(torch.int16) if result.dtype == torch.bfloat16 else result
     target.numpy()[...] = array
+    part.release(tensor)
     return result.reshape(tensor.shape)
 
 
@@ -177,10 +178,12 @@ def _read_grouped(part: GgufFile, tensor: GgufTensor, heads: int) -> GroupedInt:
     """The stored integers and scales, rows in the order `_read` puts them."""
     raw = np.frombuffer(part.data, np.uint8, tensor.num_bytes, tensor.offset)
     rows, columns = tensor.shape
-    if not heads:
-        return grouped(raw, tensor.kind, (rows, columns))
-    apart = raw.reshape(heads, rows // heads // 2, 2, -1).swapaxes(1, 2)
-    return grouped(np.ascontiguousarray(apart).reshape(-1), tensor.kind, (rows, columns))
+    if heads:
+        apart = raw.reshape(heads, rows // heads // 2, 2, -1).swapaxes(1, 2)
+        raw = np.ascontiguousarray(apart).reshape(-1)
+    found = grouped(raw, tensor.kind, (rows, columns))
+    part.release(tensor)
+    return found
 
 
 def _array(part: GgufFile, tensor: GgufTensor) -> np.ndarray[Any, Any]:
