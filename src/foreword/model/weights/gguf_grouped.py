@@ -21,6 +21,7 @@ from foreword.model.weights.grouped import GroupedInt
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _CHUNK = 1 << 18  # bytes of blocks unpacked at a time: they stay in cache
+_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +57,11 @@ def grouped(raw: Bytes, kind: str, shape: tuple[int, ...]) -> GroupedInt:
         for name, part in sample.items()
     }
 
-    def unpack(start: int) -> None:
-        for name, part in _pieces(found.unpack(blocks[start : start + step])).items():
-            whole[name][start : start + step] = part
+    def unpack(here: slice) -> None:
+        for name, part in _pieces(found.unpack(blocks[here])).items():
+            whole[name][here] = part
 
-    starts = range(0, len(blocks), step)
-    threads = min(machine.num_threads(), len(starts))
-    if threads == 1:
-        for start in starts:
-            unpack(start)
-    else:
-        with ThreadPoolExecutor(threads) as pool:  # numpy lets go of the interpreter
-            list(pool.map(unpack, starts))
+    in_parallel(unpack, len(blocks), step)
     assert whole["q"].shape[1] == size
     tensors = {name: torch.from_numpy(part.reshape(rows, -1)) for name, part in whole.items()}
     q = tensors["q"].view(torch.int8) if found.signed else tensors["q"]
@@ -87,6 +81,19 @@ def grouped(raw: Bytes, kind: str, shape: tuple[int, ...]) -> GroupedInt:
         sub_offset=tensors.get("sub_offset"),
         sub_bits=found.sub_bits,
     )
+
+
+def in_parallel(work: Callable[[slice], None], count: int, step: int = _ROWS) -> None:
+    """`work` on `step` of `count` things at a time, on all processors: numpy lets go of the
+    interpreter while it computes."""
+    slices = [slice(start, min(start + step, count)) for start in range(0, count, step)]
+    threads = min(machine.num_threads(), len(slices))
+    if threads <= 1:
+        for here in slices:
+            work(here)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, slices))
 
 
 def _pieces(parts: _Parts) -> dict[str, Bytes]:
