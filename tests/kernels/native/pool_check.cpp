@@ -68,7 +68,7 @@ int main(int count, char** words) {
   alarm(60);
   for (int threads : {1, 2, 3, 5}) {
     Pool pool(threads);
-    check("every member, every barrier", whole(pool, 50));
+    check("every member, every barrier", whole(pool, 15));
     for (int who = 0; who < threads; ++who) {
       const std::string wanted = "member " + std::to_string(who);
       check("the failure of one is raised", failure_of(pool, who, false) == wanted);
@@ -84,7 +84,7 @@ int main(int count, char** words) {
     Pool one(3), two(3);
     std::atomic<int> inside{0}, most{0};
     auto call = [&](Pool& pool) {
-      for (int round = 0; round < 200; ++round)
+      for (int round = 0; round < 60; ++round)
         pool.run([&](int index) {
           const int now = ++inside;
           for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {

@@ -45,7 +45,7 @@ def _quantised(name: str, stored: StoredTensor, method: str) -> StoredTensor:
 
     def read_grouped() -> GroupedInt:
         weight = stored.read()
-        if not all(bool(torch.isfinite(part).all()) for part in weight.split(_ROWS)):
+        if not all(bool(torch.isfinite(part).all()) for part in torch.split(weight, _ROWS)):
             raise WeightsError(f"{stored.file}: tensor {name!r} holds values that are not finite")
         try:
             return METHODS[method](weight)
