@@ -20,6 +20,7 @@ from foreword.config import EngineConfig, from_options
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError
+from foreword.kernels import _defaults
 from foreword.kernels.ops import QUANTISED, Kernels, RotaryTable, WholePass, require_device
 from foreword.kv.pool import FORMATS, KVPool, available_bytes, bytes_per_slot
 from foreword.model.config import ModelConfig
@@ -78,9 +79,10 @@ class Built:
 
 def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     """Check names and options, open, fit, load: every error comes before anything is served."""
+    config = with_backend(config)
     drafting, drafter_config = check_names(config)
     needs_model = "own_kv" in drafting.needs
-    checkpoint = open_model(config, config.model, config.revision, progress)
+    config, checkpoint = open_target(config, progress)
     tokenizer = load_tokenizer(checkpoint)
     context = _context(config, checkpoint.config)
     draft = open_draft(config, checkpoint, tokenizer, progress) if needs_model else None
@@ -118,6 +120,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
 def check_names(config: EngineConfig) -> tuple[Any, Any]:
     """Every name and drafter option, before a file is opened: the drafter's module and config."""
     plan = config.speculative
+    assert config.backend is not None
     for family, name in (
         ("tree", plan.tree),
         ("kv", config.cache.store),
@@ -194,6 +197,8 @@ def load_model(
     rotary = RotaryTable.build(frequencies, factor, context)
     threads = config.threads or machine.num_threads()
     options = {} if config.isa is None else {"isa": config.isa}
+    assert config.backend is not None, "open_target decides it"
+    assert config.numerics is not None
     kernels: Kernels | WholePass = member("kernels", config.backend).make(
         shape, config.numerics, rotary, config.device, threads, **options
     )
@@ -216,6 +221,28 @@ def _node_budget(fixed: int | None) -> Callable[[int], int]:
         return rows - sequences
 
     return fill if fixed is None else lambda _: fixed
+
+
+def with_backend(config: EngineConfig) -> EngineConfig:
+    """The config with its backend decided; only backend cpu has instruction sets to choose from."""
+    if config.backend is not None:
+        return config
+    backend = "cpu" if config.isa is not None else _defaults.default_backend(config.device)
+    return replace(config, backend=backend)
+
+
+def open_target(
+    config: EngineConfig, progress: Progress | None = None
+) -> tuple[EngineConfig, Checkpoint]:
+    """The model's checkpoint, and the config with its backend and numerics decided: the defaults
+    are static tables (kernels/_defaults.py). Raises KernelUnavailable before a file is opened."""
+    config = with_backend(config)
+    isa = _defaults.instruction_set(config.backend, config.isa)
+    checkpoint = open_model(config, config.model, config.revision, progress)
+    numerics = config.numerics or _defaults.default_numerics(isa, checkpoint.groups())
+    if (instead := _defaults.arithmetic(isa, numerics)) is not None:
+        _defaults.log.warning("%s on %s is computed in %s", numerics, isa, instead)
+    return replace(config, numerics=numerics), checkpoint
 
 
 def open_model(
@@ -292,8 +319,12 @@ def _slots(config: EngineConfig, context: int, checkpoints: list[Checkpoint], sh
 
 
 def weight_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    """Bytes of the packed weights: each in the mode's dtype, the LM head a float32 copy; matrices
-    that stay quantised one byte a number and at most half a byte of scales, the head a copy."""
+    """Bytes of the packed weights. Backend cpu: what the file takes, at most an eighth more where
+    a type is widened; floats in the mode's dtype, in float32 mode as they are stored; a tied head
+    is no copy. The others: each in the mode's dtype, the LM head a float32 copy; matrices that stay
+    quantised one byte a number and at most half a byte of scales, the head a copy."""
+    if config.backend == "cpu":
+        return sum(_packed_bytes(config, checkpoint, name) for name in checkpoint.names())
     size = 4 if config.numerics == "float32" else 2
     shape, total = checkpoint.config, 0
     head = "model.embed_tokens.weight" if shape.tied_head else "lm_head.weight"
@@ -304,6 +335,15 @@ def weight_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         if name == head:
             total += numbers * 3 // 2 if grouped else numbers * 4
     return total
+
+
+def _packed_bytes(config: EngineConfig, checkpoint: Checkpoint, name: str) -> int:
+    if config.numerics in QUANTISED and checkpoint.is_grouped(name):
+        return checkpoint.num_bytes(name) * 9 // 8
+    numbers = math.prod(checkpoint.shape(name))
+    if config.numerics == "float32" or len(checkpoint.shape(name)) == 1:
+        return numbers * (4 if checkpoint.is_grouped(name) else checkpoint.dtype(name).itemsize)
+    return numbers * 2
 
 
 def make_store(config: EngineConfig, checkpoint: Checkpoint, slots: int) -> KVStore:

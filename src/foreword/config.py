@@ -82,9 +82,9 @@ class EngineConfig:
 
     model: str
     revision: str | None = None
-    numerics: str = "float32"
+    numerics: str | None = None  # None = by instruction set and weight format, a static table
     quantization: str | None = None  # int8 | int4: quantise the matrices while they are loaded
-    backend: str = "torch"
+    backend: str | None = None  # None = cpu where its extension is built, else torch
     isa: str | None = None  # backend cpu: its instruction set, None = the best here
     device: str = "cpu"
     threads: int | None = None  # None = affinity, cgroup quota, OMP_NUM_THREADS
@@ -96,10 +96,11 @@ class EngineConfig:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
     def __post_init__(self) -> None:
-        one_of(self, "numerics", NUMERICS)
+        if self.numerics is not None:
+            one_of(self, "numerics", NUMERICS)
         if self.quantization is not None:
             one_of(self, "quantization", QUANTIZATIONS)
-        if self.isa is not None and self.backend != "cpu":
+        if self.isa is not None and self.backend not in (None, "cpu"):
             raise ConfigError(
                 f"isa {self.isa!r} is for backend cpu, not {self.backend}; leave it out"
             )

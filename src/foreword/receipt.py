@@ -12,6 +12,7 @@ from typing import Any
 
 from foreword import machine
 from foreword.build import NUMERICS_VERSION, Built
+from foreword.kernels._defaults import arithmetic
 from foreword.kernels._host import arithmetic_build
 from foreword.types import Sequence
 from foreword.version import __version__
@@ -43,6 +44,7 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
             "backend": config.backend,
             "isa": built.isa,
             "mode": config.numerics,
+            "arithmetic": arithmetic(built.isa, config.numerics),
             "quantization": config.quantization,
             "kv_format": built.kv_format,
             "device": config.device,

@@ -32,6 +32,7 @@ class Options:
     numerics: str = "float32"
     quantization: str | None = None
     backend: str = "torch"
+    isa: str | None = None
     threads: int | None = 1
     drafters: str | None = "noisy"
     draft_model: str | None = None

@@ -54,7 +54,7 @@ def laboratories() -> Iterator[dict[str, Laboratory]]:
 
 def load(numerics: str) -> Laboratory:
     path = apparatus.target(num_layers=1, dtype=numerics, max_position=256)
-    return Laboratory(EngineConfig(model=str(path), numerics=numerics, threads=1))
+    return Laboratory(EngineConfig(model=str(path), numerics=numerics, backend="torch", threads=1))
 
 
 def cases(laboratory: Laboratory) -> list[Case]:

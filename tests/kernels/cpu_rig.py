@@ -1,4 +1,4 @@
-"""Decoders on the cpu backend, and its products alone, for every instruction set of this machine."""
+"""Decoders on the cpu backend, and its products alone, for every instruction set there is here."""
 
 from __future__ import annotations
 

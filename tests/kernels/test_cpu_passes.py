@@ -31,9 +31,9 @@ from foreword.model.batch import Batch, Segment
 
 pytestmark = needs_native
 MODELS = [
-    ("llama", "float32"), ("mistral", "bfloat16"), ("mixed", "float32"), ("qwen3", "bfloat16"),
-    ("biased", "bfloat16"), ("qwen2", "float32"), ("quantised", "a8"), ("quantised", "a16"),
-]  # fmt: skip
+    *((name, numerics) for name in CONFIGS for numerics in ("float32", "bfloat16")),
+    *(("quantised", numerics) for numerics in ("a16", "a8")),
+]
 every_model = pytest.mark.parametrize(("name", "numerics"), MODELS)
 
 

@@ -69,9 +69,14 @@ def test_setup_works_offline_from_any_folder_when_the_stamp_is_current(tmp_path)
     python.write_text('#!/bin/sh\n[ "$1" = -c ] || { echo "unexpected: $*" >&2; exit 9; }\n')
     python.chmod(0o755)
     (tmp_path / "copy/scripts").mkdir()
-    for name in ("scripts/setup", "pyproject.toml"):
+    native = "src/foreword/kernels/cpu/native"
+    (tmp_path / "copy" / native).mkdir(parents=True)
+    content = b""
+    sources = sorted(path.name for path in (ROOT / native).iterdir())
+    for name in ("pyproject.toml", "CMakeLists.txt", *(f"{native}/{file}" for file in sources)):
         (tmp_path / "copy" / name).write_bytes((ROOT / name).read_bytes())
-    content = (ROOT / "pyproject.toml").read_bytes()
+        content += (ROOT / name).read_bytes()
+    (tmp_path / "copy/scripts/setup").write_bytes((ROOT / "scripts/setup").read_bytes())
     run = subprocess.run(["cksum"], input=content, capture_output=True, check=True)
     checksum = run.stdout.decode().strip()
     stamp = tmp_path / "copy/.venv/foreword-installed"
@@ -85,7 +90,8 @@ def test_setup_works_offline_from_any_folder_when_the_stamp_is_current(tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.strip() == str(python)
 
-    stamp.write_text("of another pyproject.toml\n")
+    with (tmp_path / "copy" / native / "pack.cpp").open("a") as source:
+        source.write("// another extension\n")
     run = setup()
     assert run.returncode != 0
     assert "unexpected: -m pip install" in run.stderr

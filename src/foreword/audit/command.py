@@ -40,13 +40,15 @@ class AuditOptions(Protocol):
     @property
     def prompt(self) -> list[str] | None: ...
     @property
-    def numerics(self) -> str: ...
+    def numerics(self) -> str | None: ...
     @property
     def quantization(self) -> str | None: ...
     @property
     def kv_cache_dtype(self) -> str: ...
     @property
-    def backend(self) -> str: ...
+    def backend(self) -> str | None: ...
+    @property
+    def isa(self) -> str | None: ...
     @property
     def threads(self) -> int | None: ...
     @property
@@ -77,6 +79,7 @@ def run(options: AuditOptions) -> int:
         quantization=options.quantization,
         cache=CacheConfig(dtype=options.kv_cache_dtype),
         backend=options.backend,
+        isa=options.isa,
         device=options.device,
         threads=options.threads,
         speculative=SpeculativeConfig(model=options.draft_model),
@@ -91,8 +94,9 @@ def run(options: AuditOptions) -> int:
     head = {
         "model": options.model,
         "sha256": laboratory.checkpoint.fingerprint(),
-        "backend": options.backend,
-        "numerics": options.numerics,
+        "backend": laboratory.config.backend,
+        "isa": laboratory.isa,
+        "numerics": laboratory.config.numerics,
         "quantization": options.quantization,
         "kv_cache_dtype": options.kv_cache_dtype,
         "numerics_version": NUMERICS_VERSION,

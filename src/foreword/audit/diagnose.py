@@ -61,5 +61,6 @@ def diagnose(
     with suppress(Exception):  # a fault need not repeat itself in the same way
         together = run_setting(laboratory, setting, cases, answer, recorder)
         row = recorder.row_of(together.sequences[place])
+    assert laboratory.config.numerics is not None
     verdict, margin, moved = judge(reference, row, laboratory.config.numerics)
     return replace(difference, margin=margin, moved=moved, verdict=verdict)

@@ -20,7 +20,7 @@ from foreword.build import (
     make_store,
     member,
     open_draft,
-    open_model,
+    open_target,
     weight_bytes,
 )
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -40,7 +40,7 @@ class Laboratory:
     then uses it, else the target drafts for itself). Raises what build.build raises."""
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
-        checkpoint = open_model(config, config.model, config.revision, progress)
+        config, checkpoint = open_target(config, progress)
         self.config = config
         self.checkpoint = checkpoint
         self.tokenizer = load_tokenizer(checkpoint)
@@ -56,6 +56,7 @@ class Laboratory:
         self.models = [
             load_model(config, one, num_tokens, self.context, progress) for one in opened
         ]
+        self.isa: str | None = getattr(self.models[0].kernels, "isa", None)
         self.sampler = GumbelSampler()
         self.vocab_size = self.models[0].vocab_size
 

@@ -32,16 +32,22 @@ class Options:
         str | None,
         typer.Option("--draft-model", "-md", help="For drafter model. Default: the model itself."),
     ] = None
-    numerics: Annotated[str, typer.Option("--numerics", help="float32, bfloat16, a16 or a8.")] = (
-        "float32"
-    )
+    numerics: Annotated[
+        str | None, typer.Option("--numerics", help="float32, bfloat16, a16 or a8.")
+    ] = None
     quantization: Annotated[
         str | None, typer.Option("--quantization", help="int8 or int4: quantise at load.")
     ] = None
     kv_cache_dtype: Annotated[
         str, typer.Option("--kv-cache-dtype", help="auto, float32, bfloat16 or int8.")
     ] = "auto"
-    backend: Annotated[str, typer.Option("--backend", help="torch or reference.")] = "torch"
+    backend: Annotated[str | None, typer.Option("--backend", help="cpu, torch or reference.")] = (
+        None
+    )
+    isa: Annotated[
+        str | None,
+        typer.Option("--isa", help="Of backend cpu: portable, avx2, avx512 or amx."),
+    ] = None
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu"
     threads: Annotated[int | None, typer.Option("--threads", parser=whole_number, metavar="N")] = (
         None

@@ -30,6 +30,7 @@ def env(json: Json = False) -> None:
 
 def describe() -> dict[str, Any]:
     from foreword.build import NUMERICS_VERSION, names
+    from foreword.kernels import _defaults
     from foreword.kernels.guard import host_settings
 
     torch_settings = host_settings()
@@ -45,6 +46,7 @@ def describe() -> dict[str, Any]:
         "memory_available_bytes": machine.available_memory(),
         "cache": str(machine.cache_dir()),
         "backends": names("kernels"),
+        "default": _defaults.describe(),
         "drafters": names("draft"),
         "trees": names("tree"),
         "kv_stores": names("kv"),

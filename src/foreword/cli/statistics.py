@@ -47,9 +47,10 @@ def receipt_line(receipt: dict[str, Any]) -> str:
     """The receipt in short: hashes cut to twelve digits."""
     model, numerics = receipt["model"], receipt["numerics"]
     mode = "-".join(filter(None, (numerics["mode"], numerics["quantization"])))
+    backend = "-".join(filter(None, (numerics["backend"], numerics["isa"])))
     parts = (
         f"{model['name']}@{model['sha256'][:12]}",
-        f"{numerics['backend']}/{mode}/{numerics['kv_format']}/{numerics['device']}",
+        f"{backend}/{mode}/{numerics['kv_format']}/{numerics['device']}",
         receipt["machine"],
         f"seed {receipt['seed']}",
         f"prompt {receipt['prompt_sha256'][:12]}",

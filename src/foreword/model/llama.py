@@ -36,19 +36,23 @@ class Decoder:
         self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
         self._layers: list[Packed] = []
         with kernels.guard():  # reading weights is arithmetic, too
-            embedding = load("model.embed_tokens.weight")
-            head = embedding if config.tied_head else load("lm_head.weight")
-            self._embedding = kernels.pack_embedding(embedding)
+            steps, head = config.num_layers + 1, load("model.embed_tokens.weight")
+            self._embedding = kernels.pack_embedding(head)
+            if not config.tied_head:
+                del head  # the two largest tensors need not be held at once
+                head = load("lm_head.weight")
             norm = _vector(load, "model.norm.weight")
             if config.tied_head and isinstance(kernels, WholePass):
                 self._head = kernels.pack_tied_head(norm, self._embedding, self.vocab_size)
             else:
                 self._head = kernels.pack_head(norm, _first_rows(head, self.vocab_size))
-            del embedding, head
+            del head
+            if progress is not None:
+                progress(1, steps)
             for index in range(config.num_layers):
                 self._layers.append(kernels.pack_layer(layer_weights(config, load, index)))
                 if progress is not None:
-                    progress(index + 1, config.num_layers)
+                    progress(index + 2, steps)
 
     def forward(self, batch: Batch, kv: KVStore) -> np.ndarray:
         """float32 [len(batch.logit_rows), vocab_size]; writes K and V of every row."""

@@ -79,7 +79,7 @@ class CpuKernels:
         self.config = config
         self.numerics = numerics
         self.rounding = torch.float32 if numerics == "float32" else torch.bfloat16
-        self._pool = self.native.Pool(threads)
+        self._pool: Any = self.native.Pool(threads)
         self._packer = Packer(self.native, numerics, self._pool)
         self._cos = rotary.cos.contiguous()
         self._sin = rotary.sin.contiguous()
@@ -91,10 +91,16 @@ class CpuKernels:
         return pinned(torch.device("cpu"))
 
     def close(self) -> None:
-        self._pool = self._packer.pool = self.native.Pool(1)
+        self._pool = self._packer.pool = None
 
     def set_threads(self, threads: int) -> None:
+        self._open_pool()
         self._pool = self._packer.pool = self.native.Pool(threads)
+
+    def _open_pool(self) -> Any:
+        if self._pool is None:
+            raise KernelUnavailable("this model is closed; load it again to use it")
+        return self._pool
 
     @property
     def num_bytes(self) -> int:
@@ -182,6 +188,7 @@ class CpuKernels:
     ) -> np.ndarray:
         """The whole pass: float32 [len(logit_rows), vocab], valid until the next pass; K and V
         written to the pool."""
+        pool = self._open_pool()
         if self._network is None:
             self._network = self._assemble(embedding, layers, head)
         if batch.num_rows and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < len(self):
@@ -199,7 +206,7 @@ class CpuKernels:
             first += len(parents)
         self._network.run(
             self.isa,
-            self._pool,
+            pool,
             batch.num_rows,
             batch.token_ids.ctypes.data,
             batch.positions.ctypes.data,
@@ -240,8 +247,8 @@ def load_native() -> Any:
         return importlib.import_module("foreword.kernels.cpu._native")
     except ImportError as error:
         raise KernelUnavailable(
-            "backend cpu needs its compiled extension, which is not installed; run "
-            "`pip install .` in the source folder, or use --backend torch"
+            "backend cpu needs its compiled extension, which is not built; install a C++ compiler "
+            "(Debian: g++) and run `pip install .` in the source folder, or use --backend torch"
         ) from error
 
 

@@ -24,7 +24,8 @@ from foreword.model.weights.grouped import GroupedInt
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor in a file; `read()` returns an own, aligned, contiguous copy as floats.
-    `read_grouped`: how to read it as the integers it is stored in, None when it is not."""
+    `read_grouped`: how to read it as the integers it is stored in, None when it is not; `group`:
+    columns that then share a scale."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype  # of what read() returns; quantised kinds become float32
@@ -33,6 +34,7 @@ class StoredTensor:
     file: Path
     read: Callable[[], torch.Tensor]
     read_grouped: Callable[[], GroupedInt] | None = None
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +75,11 @@ class Checkpoint:
     def is_grouped(self, name: str) -> bool:
         """Whether `weight` returns a GroupedInt."""
         return self._stored(name).read_grouped is not None
+
+    def groups(self) -> frozenset[int]:
+        """Columns that share a scale in the quantised matrices; empty without any."""
+        held = self.tensors.values()
+        return frozenset(stored.group for stored in held if stored.read_grouped is not None)
 
     def num_bytes(self, name: str) -> int:
         """Bytes in the file; of a matrix quantised when read: what it would take there."""

@@ -21,7 +21,7 @@ from foreword.model.config import ModelConfig
 from foreword.model.weights import gguf_config
 from foreword.model.weights.check import READABLE, check
 from foreword.model.weights.checkpoint import Checkpoint, StoredTensor
-from foreword.model.weights.gguf_grouped import TYPES, grouped
+from foreword.model.weights.gguf_grouped import TYPES, grouped, in_parallel
 from foreword.model.weights.gguf_header import GgufFile, GgufTensor, open_gguf
 from foreword.model.weights.grouped import GroupedInt
 
@@ -143,6 +143,7 @@ def _check_parts(parts: list[GgufFile]) -> None:
 
 
 def _stored(part: GgufFile, tensor: GgufTensor, heads: int) -> StoredTensor:
+    matrix = tensor.kind in TYPES and len(tensor.shape) == 2
     return StoredTensor(
         shape=tensor.shape,
         dtype=_dtype(tensor),
@@ -150,9 +151,8 @@ def _stored(part: GgufFile, tensor: GgufTensor, heads: int) -> StoredTensor:
         num_bytes=tensor.num_bytes,
         file=part.path,
         read=functools.partial(_read, part, tensor, heads),
-        read_grouped=functools.partial(_read_grouped, part, tensor, heads)
-        if tensor.kind in TYPES and len(tensor.shape) == 2
-        else None,
+        read_grouped=functools.partial(_read_grouped, part, tensor, heads) if matrix else None,
+        group=TYPES[tensor.kind].group if matrix else 0,
     )
 
 
@@ -163,34 +163,42 @@ def _dtype(tensor: GgufTensor) -> torch.dtype:
 def _read(part: GgufFile, tensor: GgufTensor, heads: int) -> torch.Tensor:
     """An own copy; `heads` > 0: put the rows of each head back from interleaved to half-split."""
     assert tensor.kind in READABLE, tensor.kind
-    array = _array(part, tensor)
+    result = torch.empty(tensor.shape, dtype=_dtype(tensor))
+    target = (result.view(torch.int16) if result.dtype == torch.bfloat16 else result).numpy()
     if heads:
         rows, rest = tensor.shape[0] // heads, tensor.shape[1:]
-        array = array.reshape(heads, rows // 2, 2, *rest).swapaxes(1, 2)
-    result = torch.empty(array.shape, dtype=_dtype(tensor))
-    target = result.view(torch.int16) if result.dtype == torch.bfloat16 else result
-    target.numpy()[...] = array
-    return result.reshape(tensor.shape)
+        array = _array(part, tensor, slice(None)).reshape(heads, rows // 2, 2, *rest)
+        target.reshape(heads, 2, rows // 2, *rest)[...] = array.swapaxes(1, 2)
+    elif tensor.kind in _PLAIN:
+        target[...] = _array(part, tensor, slice(None))
+    else:  # some rows at a time: a whole matrix of floats twice is too much memory
+        in_parallel(
+            lambda rows: target.__setitem__(rows, _array(part, tensor, rows)), tensor.shape[0]
+        )
+    part.release(tensor)
+    return result
 
 
 def _read_grouped(part: GgufFile, tensor: GgufTensor, heads: int) -> GroupedInt:
     """The stored integers and scales, rows in the order `_read` puts them."""
     raw = np.frombuffer(part.data, np.uint8, tensor.num_bytes, tensor.offset)
     rows, columns = tensor.shape
-    if not heads:
-        return grouped(raw, tensor.kind, (rows, columns))
-    apart = raw.reshape(heads, rows // heads // 2, 2, -1).swapaxes(1, 2)
-    return grouped(np.ascontiguousarray(apart).reshape(-1), tensor.kind, (rows, columns))
+    if heads:
+        apart = raw.reshape(heads, rows // heads // 2, 2, -1).swapaxes(1, 2)
+        raw = np.ascontiguousarray(apart).reshape(-1)
+    found = grouped(raw, tensor.kind, (rows, columns))
+    part.release(tensor)
+    return found
 
 
-def _array(part: GgufFile, tensor: GgufTensor) -> np.ndarray[Any, Any]:
-    """The values, [shape]: a view of the file for plain kinds, else dequantised float32."""
+def _array(part: GgufFile, tensor: GgufTensor, rows: slice) -> np.ndarray[Any, Any]:
+    """The values of some rows: a view of the file for plain kinds, else dequantised float32."""
     if tensor.kind in _PLAIN:
         plain = np.dtype(_PLAIN[tensor.kind][0])
         count = tensor.num_bytes // plain.itemsize
-        return np.frombuffer(part.data, plain, count, tensor.offset).reshape(tensor.shape)
+        return np.frombuffer(part.data, plain, count, tensor.offset).reshape(tensor.shape)[rows]
     raw = np.frombuffer(part.data, np.uint8, tensor.num_bytes, tensor.offset)
     values: np.ndarray[Any, Any] = dequantize(
-        raw.reshape(*tensor.shape[:-1], -1), GGMLQuantizationType[tensor.kind]
+        raw.reshape(*tensor.shape[:-1], -1)[rows], GGMLQuantizationType[tensor.kind]
     )
-    return values.reshape(tensor.shape)
+    return values.reshape(-1, *tensor.shape[1:])

@@ -8,6 +8,7 @@ of the result equals gguf-py's bit for bit for every type. Q2_K and Q3_K become 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,12 @@ import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from foreword import machine
 from foreword.model.weights.grouped import GroupedInt
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _CHUNK = 1 << 18  # bytes of blocks unpacked at a time: they stay in cache
+_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +50,18 @@ def grouped(raw: Bytes, kind: str, shape: tuple[int, ...]) -> GroupedInt:
     found, rows = TYPES[kind], shape[0]
     size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     blocks = raw.reshape(-1, block_bytes)
-    whole: dict[str, Bytes] = {}
     step = max(1, _CHUNK // block_bytes)
-    for start in range(0, len(blocks), step):
-        parts = found.unpack(blocks[start : start + step])
-        for name in _Parts.__dataclass_fields__:
-            part = getattr(parts, name)
-            if part is None:
-                continue
-            if name not in whole:
-                whole[name] = np.empty((len(blocks), part.shape[1]), dtype=np.uint8)
-            whole[name][start : start + step] = part
+    sample = _pieces(found.unpack(blocks[:1]))
+    whole = {
+        name: np.empty((len(blocks), part.shape[1]), dtype=np.uint8)
+        for name, part in sample.items()
+    }
+
+    def unpack(here: slice) -> None:
+        for name, part in _pieces(found.unpack(blocks[here])).items():
+            whole[name][here] = part
+
+    in_parallel(unpack, len(blocks), step)
     assert whole["q"].shape[1] == size
     tensors = {name: torch.from_numpy(part.reshape(rows, -1)) for name, part in whole.items()}
     q = tensors["q"].view(torch.int8) if found.signed else tensors["q"]
@@ -77,6 +81,25 @@ def grouped(raw: Bytes, kind: str, shape: tuple[int, ...]) -> GroupedInt:
         sub_offset=tensors.get("sub_offset"),
         sub_bits=found.sub_bits,
     )
+
+
+def in_parallel(work: Callable[[slice], None], count: int, step: int = _ROWS) -> None:
+    """`work` on `step` of `count` things at a time, on all processors: numpy lets go of the
+    interpreter while it computes."""
+    slices = [slice(start, min(start + step, count)) for start in range(0, count, step)]
+    threads = min(machine.num_threads(), len(slices))
+    if threads <= 1:
+        for here in slices:
+            work(here)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, slices))
+
+
+def _pieces(parts: _Parts) -> dict[str, Bytes]:
+    """What the type has, by name."""
+    named = {name: getattr(parts, name) for name in _Parts.__dataclass_fields__}
+    return {name: part for name, part in named.items() if part is not None}
 
 
 def _fields(packed: Bytes, bits: int, width: int) -> Bytes:

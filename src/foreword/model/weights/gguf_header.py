@@ -48,6 +48,14 @@ class GgufFile:
     metadata: dict[str, Any]
     tensors: tuple[GgufTensor, ...]
 
+    def release(self, tensor: GgufTensor) -> None:
+        """Let the system take back the pages of a tensor once it is read: they count as memory of
+        ours otherwise. It may be read again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            end = tensor.offset + tensor.num_bytes
+            self.data.madvise(mmap.MADV_DONTNEED, start, end - start)
+
 
 class _Damage(Exception):
     """What is wrong, without the file's name."""

@@ -7,6 +7,7 @@ name in `hf_config.py`.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def whole_matrices(
                 )
         shape = method.matrix(stem, parts, how)
         grouped = functools.partial(method.read, stem, parts, how)
+        scale = parts.get("scales") or parts["weight_scale"]
         rest[f"{stem}.weight"] = StoredTensor(
             shape=shape,
             dtype=torch.float32,
@@ -54,6 +56,7 @@ def whole_matrices(
             file=parts[main].file,
             read=functools.partial(_dequantised, grouped),
             read_grouped=grouped,
+            group=shape[1] // (math.prod(scale.shape) // shape[0]),
         )
     return rest
 

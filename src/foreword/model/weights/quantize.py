@@ -45,7 +45,7 @@ def _quantised(name: str, stored: StoredTensor, method: str) -> StoredTensor:
 
     def read_grouped() -> GroupedInt:
         weight = stored.read()
-        if not bool(torch.isfinite(weight).all()):
+        if not all(bool(torch.isfinite(part).all()) for part in torch.split(weight, _ROWS)):
             raise WeightsError(f"{stored.file}: tensor {name!r} holds values that are not finite")
         try:
             return METHODS[method](weight)
@@ -63,6 +63,7 @@ def _quantised(name: str, stored: StoredTensor, method: str) -> StoredTensor:
         num_bytes=rows * columns * bits // 8 + scales,
         read=functools.partial(_dequantised, read_grouped),
         read_grouped=read_grouped,
+        group=columns if method == "int8" else INT4_GROUP,
     )
 
 

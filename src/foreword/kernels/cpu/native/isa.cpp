@@ -86,11 +86,17 @@ bool has_amx() {
 
 const Ops* find_ops(const char* name) {
   // Asked once: a virtual machine answers cpuid in tens of microseconds.
-  static const bool avx2 = has_avx2(), avx512 = has_avx512(), amx = has_amx();
+  [[maybe_unused]] static const bool avx2 = has_avx2(), avx512 = has_avx512(), amx = has_amx();
   if (!std::strcmp(name, "portable")) return &ops_portable();
+#if defined(FOREWORD_AVX2)
   if (!std::strcmp(name, "avx2") && avx2) return &ops_avx2();
+#endif
+#if defined(FOREWORD_AVX512)
   if (!std::strcmp(name, "avx512") && avx512) return &ops_avx512();
+#endif
+#if defined(FOREWORD_AMX)
   if (!std::strcmp(name, "amx") && amx) return &ops_amx();
+#endif
   return nullptr;
 }
 #else

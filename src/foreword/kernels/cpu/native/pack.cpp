@@ -128,14 +128,17 @@ void pack_grouped(Linear& linear, const uint8_t* q, Level scale, Level offset, S
                    static_cast<size_t>(groups) * offset.size, offset.size, first, linear.outputs,
                    header + inside * 16 * offset.size);
       for (int k = 0; k < linear.group; k += block, values += block_bytes) {
-        uint8_t vectors[16][64];
-        std::memset(vectors, linear.zero, sizeof(vectors));
+        uint8_t vectors[16][64] = {};
+        const int from = g * linear.group + k;
+        const int count = std::max(0, std::min(block, linear.inputs - from));
         for (int lane = 0; lane < kPanel && first + lane < linear.outputs; ++lane) {
-          const size_t row = static_cast<size_t>(first + lane) * linear.inputs;
-          const int from = g * linear.group + k, count = std::min(block, linear.inputs - from);
-          for (int i = 0; i < count; ++i)
-            vectors[i / 4][lane * 4 + i % 4] = static_cast<uint8_t>(q[row + from + i] + linear.zero);
+          const uint8_t* row = q + static_cast<size_t>(first + lane) * linear.inputs + from;
+          int i = 0;
+          for (; i + 4 <= count; i += 4) std::memcpy(vectors[i / 4] + lane * 4, row + i, 4);
+          for (; i < count; ++i) vectors[i / 4][lane * 4 + i % 4] = row[i];
         }
+        for (int j = 0; j < quads; ++j)  // stored unsigned
+          for (uint8_t& value : vectors[j]) value = static_cast<uint8_t>(value + linear.zero);
         pack_block(vectors, quads, linear.bits, values);
       }
     }
