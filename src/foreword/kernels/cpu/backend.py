@@ -19,6 +19,7 @@ from torch import Tensor
 from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
 from foreword.kernels.cpu.packing import Packer
+from foreword.kernels.cpu.sampling import NativeRows
 from foreword.kernels.guard import pinned
 from foreword.kernels.ops import LayerWeights, Projection, RotaryTable, Weight, check_config
 from foreword.model.batch import Batch
@@ -93,6 +94,10 @@ class CpuKernels:
 
     def set_threads(self, threads: int) -> None:
         self._pool = self._packer.pool = self.native.Pool(threads)
+
+    def row_ops(self) -> NativeRows:
+        """Sampling and row operations on this backend's threads."""
+        return NativeRows(self.native, lambda: self._pool, self.isa)
 
     @property
     def num_bytes(self) -> int:
@@ -246,6 +251,14 @@ def choose_isa(native: Any, asked: str | None) -> str:
             f"this machine has no {asked}; its best is {native.best_isa()}, leave --isa out"
         )
     return asked
+
+
+def native_rows(isa: str | None = None) -> NativeRows:
+    """Row operations on the caller's thread alone, for other backends. KernelUnavailable without
+    the extension."""
+    native = load_native()
+    pool = native.Pool(1)
+    return NativeRows(native, lambda: pool, choose_isa(native, isa))
 
 
 def make(

@@ -86,9 +86,11 @@ bool has_amx() {
 
 const Ops* find_ops(const char* name) {
   if (!std::strcmp(name, "portable")) return &ops_portable();
-  if (!std::strcmp(name, "avx2") && has_avx2()) return &ops_avx2();
-  if (!std::strcmp(name, "avx512") && has_avx512()) return &ops_avx512();
-  if (!std::strcmp(name, "amx") && has_amx()) return &ops_amx();
+  // Asked once: a hypervisor answers cpuid in microseconds, and every pass comes by here.
+  static const bool avx2 = has_avx2(), avx512 = has_avx512(), amx = has_amx();
+  if (!std::strcmp(name, "avx2") && avx2) return &ops_avx2();
+  if (!std::strcmp(name, "avx512") && avx512) return &ops_avx512();
+  if (!std::strcmp(name, "amx") && amx) return &ops_amx();
   return nullptr;
 }
 #else

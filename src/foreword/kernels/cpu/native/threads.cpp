@@ -1,5 +1,7 @@
 #include "threads.h"
 
+#include "float_state.h"
+
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 #define FOREWORD_PAUSE() _mm_pause()
@@ -14,31 +16,6 @@ namespace {
 
 constexpr int kSpins = 20000;     // about 1 ms: longer than Python needs between passes
 constexpr int kBusySpins = 1000;  // in a barrier, before others may have the core
-
-// Round to nearest, denormals kept, exceptions masked; the caller's state comes back.
-class FloatState {
- public:
-  FloatState() {
-#if defined(__x86_64__) || defined(_M_X64)
-    saved_ = _mm_getcsr();
-    _mm_setcsr(0x1f80);
-#elif defined(__aarch64__)
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    uint64_t clear = 0;
-    asm volatile("msr fpcr, %0" ::"r"(clear));
-#endif
-  }
-  ~FloatState() {
-#if defined(__x86_64__) || defined(_M_X64)
-    _mm_setcsr(static_cast<unsigned>(saved_));
-#elif defined(__aarch64__)
-    asm volatile("msr fpcr, %0" ::"r"(saved_));
-#endif
-  }
-
- private:
-  uint64_t saved_ = 0;
-};
 
 }  // namespace
 
