@@ -19,8 +19,9 @@ from foreword.accept import exact
 from foreword.config import EngineConfig, from_options
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, KernelUnavailable
 from foreword.kernels import _defaults
+from foreword.kernels.cpu import CpuKernels, native_rows
 from foreword.kernels.ops import QUANTISED, Kernels, RotaryTable, WholePass, require_device
 from foreword.kv.pool import FORMATS, KVPool, available_bytes, bytes_per_slot
 from foreword.model.config import ModelConfig
@@ -30,7 +31,8 @@ from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.memory import require_memory
 from foreword.model.weights.open import open_checkpoint
 from foreword.model.weights.quantize import quantised
-from foreword.protocols import Drafter, KVStore, Sampler, TreeBuilder
+from foreword.protocols import CompiledRows, Drafter, KVStore, Sampler, TreeBuilder
+from foreword.sample.compiled import CompiledSampler
 from foreword.sample.sampler import GumbelSampler
 from foreword.scheduler import Scheduler
 from foreword.text.compatible import compatible
@@ -91,7 +93,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     fingerprint = checkpoint.fingerprint()  # of the files as they are now, while they are loaded
 
     model = load_model(config, checkpoint, tokenizer.vocab_size, context, progress)
-    sampler = GumbelSampler()
+    sampler = make_sampler(model)
     draft_model = None
     draft_context = DraftContext(config.speculative.num_speculative_tokens, model.vocab_size)
     if draft is not None:
@@ -136,6 +138,24 @@ def check_names(config: EngineConfig) -> tuple[Any, Any]:
             else f"drafter {plan.method!r} needs a draft model; name one with --draft-model"
         )
     return drafting, from_options(drafting.Config, plan.options, f"drafter {plan.method!r}")
+
+
+def make_sampler(model: Decoder) -> Sampler:
+    """The compiled chain where the extension is built, else its specification: same tokens."""
+    rows = compiled_rows(model)
+    return GumbelSampler() if rows is None else CompiledSampler(rows)
+
+
+def compiled_rows(model: Decoder) -> CompiledRows | None:
+    """Row operations on the threads of the model's own backend, or else on the caller's; None
+    where the extension is not built."""
+    kernels = model.kernels
+    if isinstance(kernels, CpuKernels):
+        return kernels.row_ops()
+    try:
+        return native_rows()
+    except KernelUnavailable:
+        return None
 
 
 def closing(*models: Decoder | None) -> Callable[[], None]:

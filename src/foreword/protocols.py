@@ -139,6 +139,39 @@ class Sampler(Protocol):
         `choose` would return. For drafters that share the target's noise."""
 
 
+class RowOps(Protocol):
+    """Questions about whole logit rows, for drafters and tools: float32 [rows, vocab], C order."""
+
+    def top_k(self, rows: Logits, k: int) -> tuple[np.ndarray, Logits]:
+        """The first k of each row by (logit descending, id ascending): ids int32 [rows, k] and
+        their values float32 [rows, k]; -inf comes last. ValueError on NaN or a bad k."""
+
+    def log_softmax(self, rows: Logits, ids: np.ndarray) -> np.ndarray:
+        """Raw log-probability of `ids` int64 [rows], one of each row: float64 [rows], the bits of
+        `TokenLogprobs`. NaN for a row that holds NaN, +inf or nothing but -inf."""
+
+
+RowAsk = tuple[Logits, float, float, float, int, int, int, int]
+"""A contiguous float32 row, temperature, top_p, min_p, top_k (at most the row's length), seed,
+position, and how many of the highest log-probabilities (-1: none at all)."""
+
+
+class CompiledRows(RowOps, Protocol):
+    """What a compiled sampling chain does beyond: bit for bit what sample/ says."""
+
+    def choose(
+        self, asks: SequenceOf[RowAsk]
+    ) -> list[tuple[int, int, float, list[tuple[int, float]]]]:
+        """Of each row (all of one length) a fault, the token, its logprob, the highest ones. The
+        fault is 0, NON_FINITE or ALL_MASKED; then the rest means nothing."""
+
+    def rank(self, ask: RowAsk, count: int) -> tuple[int, list[tuple[int, float]]]:
+        """A fault, and up to `count` (id, perturbed score), best first; temperature > 0."""
+
+
+NON_FINITE, ALL_MASKED = 1, 2  # faults of a row: NaN or +inf in it; nothing but -inf
+
+
 class Acceptor(Protocol):
     """Walks a tree with the target's own choice."""
 

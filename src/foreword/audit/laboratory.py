@@ -17,6 +17,7 @@ from foreword.build import (
     load_model,
     load_tokenizer,
     make_drafter,
+    make_sampler,
     make_store,
     member,
     open_draft,
@@ -30,7 +31,6 @@ from foreword.engine import Engine
 from foreword.kv.pool import available_bytes
 from foreword.model.weights.memory import require_memory
 from foreword.protocols import Drafter, Sampler
-from foreword.sample.sampler import GumbelSampler
 
 CONTEXT = 1024  # positions an audited request may use at most
 
@@ -57,7 +57,7 @@ class Laboratory:
             load_model(config, one, num_tokens, self.context, progress) for one in opened
         ]
         self.isa: str | None = getattr(self.models[0].kernels, "isa", None)
-        self.sampler = GumbelSampler()
+        self.sampler = make_sampler(self.models[0])
         self.vocab_size = self.models[0].vocab_size
 
     def engine(

@@ -72,10 +72,8 @@ class GumbelSampler:
             total = filters.rough_total(row, peak, 1.0)
         else:
             ids, scores = self._strongest(row, best, params, state, position, count + RIVALS)
-            weights = softmax_terms(scores, float(scores[0]), temperature)
-            total = float(weights.sum())
-        likely = np.clip(weights / total, LOWEST_SCORE, 1.0)
-        return list(zip(ids[:count].tolist(), likely[:count].tolist(), strict=True))
+            return hints(ids, scores, temperature, count)
+        return _listed(ids, weights / total, count)
 
     def _strongest(
         self,
@@ -112,6 +110,9 @@ def tidy(row: Logits) -> Row:
     """The same float32 values, contiguous and aligned."""
     assert row.dtype == np.float32, row.dtype
     assert row.ndim == 1, row.shape
+    flags = row.flags
+    if flags.c_contiguous and flags.aligned:
+        return row
     return np.require(row, requirements=("C", "A"))
 
 
@@ -120,12 +121,27 @@ def peak_id(row: Row, position: int) -> int:
     kinds of bad row."""
     best = int(row.argmax())
     if not math.isfinite(row[best]):
-        kind = "only masked ids" if row[best] == -np.inf else "NaN or infinity"
-        raise NonFiniteLogits(
-            f"the logits at output position {position} hold {kind}; check the checkpoint, "
-            "or try --numerics float32"
-        )
+        raise bad_row(position, all_masked=bool(row[best] == -np.inf))
     return best
+
+
+def bad_row(position: int, *, all_masked: bool) -> NonFiniteLogits:
+    kind = "only masked ids" if all_masked else "NaN or infinity"
+    return NonFiniteLogits(
+        f"the logits at output position {position} hold {kind}; check the checkpoint, "
+        "or try --numerics float32"
+    )
+
+
+def hints(ids: Ids, scores: Floats, temperature: float, count: int) -> list[tuple[int, float]]:
+    """`rank`'s answer: the softmax of perturbed `scores`, which descend, of the first `count`."""
+    weights = softmax_terms(scores, float(scores[0]), temperature)
+    return _listed(ids, weights / float(weights.sum()), count)
+
+
+def _listed(ids: Ids, likely: Floats, count: int) -> list[tuple[int, float]]:
+    bounded = np.clip(likely, LOWEST_SCORE, 1.0)
+    return list(zip(ids[:count].tolist(), bounded[:count].tolist(), strict=True))
 
 
 def softmax_terms(scores: Floats, peak: float, temperature: float) -> Floats:

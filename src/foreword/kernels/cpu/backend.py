@@ -19,6 +19,7 @@ from torch import Tensor
 from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
 from foreword.kernels.cpu.packing import Packer
+from foreword.kernels.cpu.sampling import NativeRows
 from foreword.kernels.guard import pinned
 from foreword.kernels.ops import LayerWeights, Projection, RotaryTable, Weight, check_config
 from foreword.model.batch import Batch
@@ -101,6 +102,10 @@ class CpuKernels:
         if self._pool is None:
             raise KernelUnavailable("this model is closed; load it again to use it")
         return self._pool
+
+    def row_ops(self) -> NativeRows:
+        """Sampling and row operations on this backend's threads."""
+        return NativeRows(self.native, self._open_pool, self.isa)
 
     @property
     def num_bytes(self) -> int:
@@ -263,6 +268,14 @@ def choose_isa(native: Any, asked: str | None) -> str:
             f"this machine has no {asked}; its best is {native.best_isa()}, leave --isa out"
         )
     return asked
+
+
+def native_rows(isa: str | None = None) -> NativeRows:
+    """Row operations on the caller's thread alone, for other backends. KernelUnavailable without
+    the extension."""
+    native = load_native()
+    pool = native.Pool(1)
+    return NativeRows(native, lambda: pool, choose_isa(native, isa))
 
 
 def make(

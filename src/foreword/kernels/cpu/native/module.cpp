@@ -1,4 +1,5 @@
-// The Python module: addresses and sizes in, a finished pass out. The only file that knows Python.
+// The Python module: addresses and sizes in, a finished pass out. Only the *module.cpp files know
+// Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/optional.h>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "float_state.h"
 #include "isa.h"
 #include "pack.h"
 #include "pass.h"
@@ -200,6 +202,7 @@ void product(const Weight& weight, const std::string& isa, Pool& pool, int rows,
   nb::gil_scoped_release unlocked;
   pool.run([&](int thread) {
     if (thread) return;
+    FloatState state(true);
     for (int row = 0; row < rows; ++row) {
       std::memcpy(line, at<float>(x) + static_cast<size_t>(row) * linear.inputs,
                   sizeof(float) * linear.inputs);
@@ -216,7 +219,10 @@ void embed(const Weight& weight, const std::string& isa, int64_t token, Address 
 
 }  // namespace
 
+void bind_sampling(nb::module_& m);
+
 NB_MODULE(_native, m) {
+  bind_sampling(m);
   m.def("best_isa", &best_isa);
   m.def("has_isa", [](const std::string& name) { return find_ops(name.c_str()) != nullptr; });
 

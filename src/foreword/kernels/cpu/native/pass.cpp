@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 
+#include "float_state.h"
 #include "schedule.h"
 
 namespace foreword {
@@ -213,6 +214,7 @@ class Runner {
   }
 
   void body(int thread) {
+    FloatState state(true);
     Member& me = members_[thread];
     me.thread = thread;
     const Model& m = model_;

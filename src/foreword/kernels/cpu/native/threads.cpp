@@ -1,5 +1,7 @@
 #include "threads.h"
 
+#include "float_state.h"
+
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -23,33 +25,6 @@ namespace {
 
 constexpr int kSpins = 20000;     // about 1 ms: longer than Python needs between passes
 constexpr int kBusySpins = 1000;  // in a barrier, before others may have the core
-
-// Round to nearest, denormals flushed (as the matrix unit does), exceptions masked; the caller's
-// state comes back.
-class FloatState {
- public:
-  FloatState() {
-#if defined(__x86_64__) || defined(_M_X64)
-    saved_ = _mm_getcsr();
-    _mm_setcsr(0x1f80 | 0x8040);
-#elif defined(__aarch64__)
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    uint64_t clear = 0;
-    asm volatile("msr fpcr, %0" ::"r"(clear));
-#endif
-  }
-  ~FloatState() {
-#if defined(__x86_64__) || defined(_M_X64)
-    _mm_setcsr(static_cast<unsigned>(saved_));
-#elif defined(__aarch64__)
-    asm volatile("msr fpcr, %0" ::"r"(saved_));
-#endif
-  }
-
- private:
-  uint64_t saved_ = 0;
-};
-
 
 // Teams of this process by size. A child of fork has none of the threads: it forgets the teams and
 // counts itself, so that pools it inherited make new ones.
