@@ -39,8 +39,7 @@ class Runs:
 
     def prefill_seconds(self, length: int) -> float:
         """Seconds to the first new token after a prompt of `length` that was never seen before."""
-        random = np.random.default_rng(next(self._fresh))
-        prompt = random.integers(0, self.llm.built.vocab_size, length).tolist()
+        prompt = fresh_prompt(self.llm, next(self._fresh), length)
         (output,) = self._generate([prompt], 1)
         return float(output.metrics["time_to_first_token_ms"]) / 1e3
 
@@ -68,11 +67,17 @@ def _key(prompts: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(prompt) for prompt in prompts)
 
 
+def fresh_prompt(llm: LLM, number: int, length: int) -> list[int]:
+    """Token ids that share no prefix with those of another number."""
+    found: list[int] = (
+        np.random.default_rng(number).integers(0, llm.built.vocab_size, length).tolist()
+    )
+    return found
+
+
 def prompt_of(session: Session, length: int) -> list[int]:
     """Token ids to decode after; the same for every engine that is compared."""
-    random = np.random.default_rng(length)
-    found: list[int] = random.integers(0, session.llm.built.vocab_size, length).tolist()
-    return found
+    return fresh_prompt(session.llm, 1_000_000 + length, length)
 
 
 def batch_prompts(session: Session) -> list[list[int]]:

@@ -13,7 +13,7 @@ def free_prompts() -> list[str]:
 
 
 def perplexity_text() -> str:
-    """English prose in the public domain, about 6,000 tokens."""
+    """English prose in the public domain, about 5,400 tokens."""
     return _read("alice.txt")
 
 

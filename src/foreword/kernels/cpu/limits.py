@@ -4,6 +4,8 @@ an instruction set. Benchmarks print their figures as shares of these; no token 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from foreword.kernels.cpu.backend import choose_isa, load_native
@@ -42,8 +44,7 @@ class Limits:
     def matrix_rate(self, kind: str) -> float:
         """10^12 operations a second (a multiplication and an addition are two) of products of 128
         rows with a matrix that stays in the caches; kind: bfloat16 or int8."""
-        packer = Packer(self._native, {"bfloat16": "bfloat16", "int8": "a8"}[kind], self._pool)
-        weight = packer.matrix(_matrix(kind))
+        weight = self.weight(kind)
         operations = 2 * _ROWS * _OUTPUTS * _INPUTS * self.threads
         times = 1
         while True:
@@ -51,6 +52,11 @@ class Limits:
             if seconds >= _LEAST_SECONDS:
                 return float(operations * times / seconds / 1e12)
             times *= 4
+
+    def weight(self, kind: str) -> Any:
+        """The packed matrix that `matrix_rate` multiplies by."""
+        numerics = {"bfloat16": "bfloat16", "int8": "a8"}[kind]
+        return Packer(self._native, numerics, self._pool).matrix(_matrix(kind))
 
 
 def _matrix(kind: str) -> torch.Tensor | GroupedInt:
