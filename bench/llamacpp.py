@@ -98,17 +98,22 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--python", required=True, help=argparse.SUPPRESS)  # scripts/bench gives it
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a .gguf file or a name")
     parser.add_argument("--repeat", type=_positive, default=5, help="rounds (5)")
-    parser.add_argument("--tokens", type=_positive, default=64, help="decoded after a prompt (64)")
+    parser.add_argument("--tokens", type=_plural, default=64, help="decoded after a prompt (64)")
     for name in ("numerics", "quantization", "backend", "isa"):
         parser.add_argument(f"--{name}", help="of Foreword; default: the library's")
     parser.add_argument("--threads", type=_positive, help="of both; default: all usable")
     return parser.parse_args()
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 1")
+def _positive(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= {least}")
     return int(text)
+
+
+def _plural(text: str) -> int:
+    """The time from the first to the last token needs two."""
+    return _positive(text, 2)
 
 
 def scale(tokens: int) -> Scale:

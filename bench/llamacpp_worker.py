@@ -14,7 +14,6 @@ import ctypes
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -35,16 +34,12 @@ class ThreadPoolParams(ctypes.Structure):
 
 def attach_threads(context: Any, threads: int) -> None:
     """A pool that lives as long as the process; without one, each graph starts its own threads."""
-    folder = Path(llama_cpp.__file__).parent / "lib"
-    base, cpu, llama = (
-        ctypes.CDLL(str(next(folder.glob(f"lib{name}.*"))))
-        for name in ("ggml-base", "ggml-cpu", "llama")
-    )
+    loaded = llama_cpp.llama_cpp._lib  # finds what it depends on, too: its very copies of ggml
     params = ThreadPoolParams()
-    base.ggml_threadpool_params_init(ctypes.byref(params), ctypes.c_int(threads))
-    cpu.ggml_threadpool_new.restype = ctypes.c_void_p
-    pool = ctypes.c_void_p(cpu.ggml_threadpool_new(ctypes.byref(params)))
-    llama.llama_attach_threadpool(ctypes.c_void_p(context), pool, pool)
+    loaded.ggml_threadpool_params_init(ctypes.byref(params), ctypes.c_int(threads))
+    loaded.ggml_threadpool_new.restype = ctypes.c_void_p
+    pool = ctypes.c_void_p(loaded.ggml_threadpool_new(ctypes.byref(params)))
+    loaded.llama_attach_threadpool(ctypes.c_void_p(context), pool, pool)
 
 
 class Context:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -140,6 +141,7 @@ TEXT = (
 )
 
 
+@cache
 def naive_nats(path, ids, window):
     """Each id predicted by a pass of its own over all ids before it in its window."""
     from foreword.build import make_store
@@ -165,7 +167,7 @@ def test_perplexity_is_that_of_one_pass_per_token(cli, tiny_path, tmp_path, monk
     file.write_text(TEXT)
     options = ("--text", file, "--tokens", 70, "--window", 32, "--backend", "reference")
     found = cli("bench", "perplexity", tiny_path, *options, "--json").json
-    nats = naive_nats(tiny_path, list(TEXT.encode())[:70], 32)
+    nats = naive_nats(tiny_path, tuple(TEXT.encode())[:70], 32)
     assert found["tokens"] == len(nats) == 31 + 31 + 5
     assert found["windows"] == 3
     assert math.isclose(found["nats_per_token"], sum(nats) / len(nats), rel_tol=1e-12)
@@ -205,6 +207,15 @@ def test_perplexity_reads_the_shipped_text_by_default(cli, tiny_path):
 def test_errors_name_the_input(cli, small, tiny_path, words, said):
     command, *options = words
     check(cli("bench", command, tiny_path, *options), *said)
+
+
+def test_without_the_extension_no_limit_can_be_measured(cli, small, tiny_path, monkeypatch):
+    def missing():
+        raise KernelUnavailable("not built")
+
+    monkeypatch.setattr("foreword.bench.session.load_native", missing)
+    ran = cli("bench", "kernels", tiny_path, "--backend", "torch")
+    check(ran, "limits", "compiled extension", "pip install .")
 
 
 @pytest.mark.parametrize(

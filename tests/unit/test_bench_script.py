@@ -91,6 +91,7 @@ def test_a_failed_build_does_not_look_finished(checkout):
     [
         (("--repeat", "0"), ("--repeat", "'0' is not a whole number >= 1")),
         (("--tokens", "few"), ("--tokens", "'few'")),
+        (("--tokens", "1"), ("--tokens", "'1' is not a whole number >= 2")),
         (("--modle", "x"), ("unrecognized arguments", "--modle")),
         (("--model", "no/such.gguf"), ("no/such.gguf",)),
     ],

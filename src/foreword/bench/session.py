@@ -12,6 +12,8 @@ from foreword.bench.ceiling import MATRIX_KINDS, Demand, demand
 from foreword.bench.passes import Passes
 from foreword.bench.rounds import Case, Progress
 from foreword.bench.scale import Scale
+from foreword.errors import KernelUnavailable
+from foreword.kernels.cpu.backend import load_native
 from foreword.kernels.cpu.limits import Limits
 from foreword.llm import LLM
 from foreword.model.weights.open import open_checkpoint
@@ -69,6 +71,7 @@ def open_session(
 
     Raises ConfigError, WeightsError, DownloadError, KernelUnavailable.
     """
+    require_extension()
     shape = open_checkpoint(model, options.get("revision"), progress).config
     room = min(shape.max_position, scale.longest)
     fitted, left_out = scale.fitted(room)
@@ -80,17 +83,36 @@ def open_session(
         max_num_seqs=scale.batch or 1,
         progress=progress,
     )
+    try:
+        needs = demand(llm.built)
+        limits = _limits(llm, needs)
+        rates = {
+            kind: max(limits.matrix_rate(kind) for _ in range(_RATE_TRIALS))
+            for kind in ("bfloat16", "int8")
+        }
+        return Session(llm, limits, needs, Passes(llm.built, room), fitted, left_out, rates)
+    except BaseException:
+        llm.close()
+        raise
+
+
+def require_extension() -> None:
+    """KernelUnavailable where the limits cannot be measured, whatever backend is benchmarked."""
+    try:
+        load_native()
+    except KernelUnavailable as error:
+        raise KernelUnavailable(
+            "the machine's limits are measured by the compiled extension, which is not installed; "
+            "run `pip install .` in the source folder"
+        ) from error
+
+
+def _limits(llm: LLM, needs: Demand) -> Limits:
+    """Probes of the machine with the threads and kernels in use, on memory of the model's size."""
     built = llm.built
-    needs = demand(built)
-    packed = getattr(built.engine.parts.model, "kernels", None)
-    limits = Limits(
-        getattr(packed, "num_bytes", needs.weight_bytes),
+    kernels = getattr(built.engine.parts.model, "kernels", None)
+    return Limits(
+        getattr(kernels, "num_bytes", needs.weight_bytes),
         built.config.threads or machine.num_threads(),
         built.isa,
     )
-    rates = {
-        kind: max(limits.matrix_rate(kind) for _ in range(_RATE_TRIALS))
-        for kind in ("bfloat16", "int8")
-    }
-    passes = Passes(built, room)
-    return Session(llm, limits, needs, passes, fitted, left_out, rates)
