@@ -16,11 +16,14 @@ import sys
 from pathlib import Path
 
 from foreword import LLM, SamplingParams
+from foreword.bench.texts import free_prompts
 
 DATA = Path(__file__).parent / "data"
 
 
 def prompts(name: str) -> list[str]:
+    if name == "free":
+        return free_prompts()
     lines = (DATA / f"{name}.jsonl").read_text().splitlines()
     return [json.loads(line)["turns"][0] for line in lines]
 

@@ -25,6 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foreword import LLM, SamplingParams, machine
+from foreword.bench.texts import free_prompts
 from foreword.build import load_tokenizer
 from foreword.model.weights.convert import convert_to_hf
 from foreword.model.weights.open import open_checkpoint
@@ -32,6 +33,13 @@ from foreword.model.weights.open import open_checkpoint
 MODEL = "smollm2-135m-instruct"
 DATA = Path(__file__).parent / "data"
 Generate = Callable[[list[list[int]], int], list[list[int]]]  # prompts, new tokens -> new ids
+
+
+def prompts(kind: str) -> list[str]:
+    if kind == "free":
+        return free_prompts()
+    lines = (DATA / f"{kind}.jsonl").read_text().splitlines()
+    return [json.loads(line)["turns"][0] for line in lines]
 
 
 def read_bandwidth() -> float:
@@ -113,8 +121,7 @@ def main() -> None:
     tokenizer = load_tokenizer(open_checkpoint(MODEL))
     report: dict[str, Any] = {}
     for kind in ("free", "edit"):
-        lines = (DATA / f"{kind}.jsonl").read_text().splitlines()
-        ids = [tokenizer.encode(json.loads(line)["turns"][0]) for line in lines]
+        ids = [tokenizer.encode(text) for text in prompts(kind)]
         for batch in (1, 8):
             rates: dict[str, list[float]] = {name: [] for name in engines}
             for turn in range(options.rounds):

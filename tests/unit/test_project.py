@@ -14,7 +14,14 @@ import pytest
 from foreword.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ["scripts/setup", "scripts/run", "scripts/test", "scripts/check", ".ci/run"]
+SCRIPTS = [
+    "scripts/setup",
+    "scripts/run",
+    "scripts/test",
+    "scripts/check",
+    "scripts/bench",
+    ".ci/run",
+]
 ON_WINDOWS = os.name == "nt"
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foreword.cli import audit, chat, convert, env, generate, models
+from foreword.cli import audit, bench, chat, convert, env, generate, models
 from foreword.cli.aliases import UsageError, canonical, plain
 from foreword.cli.grouping import grouped
 from foreword.errors import ForewordError
@@ -34,6 +34,7 @@ app.command(context_settings=_ALIASED)(grouped(generate.generate))
 app.command(context_settings=_ALIASED)(grouped(chat.chat))
 app.command(context_settings=_ALIASED)(grouped(audit.audit))
 app.add_typer(models.app, name="models")
+app.add_typer(bench.app, name="bench")
 app.command(context_settings=_OWN)(convert.convert)
 app.command(context_settings=_OWN)(env.env)
 

@@ -47,6 +47,11 @@ def print_json(content: Any) -> None:
     typer.echo(json.dumps(_finite(content), indent=2, allow_nan=False))
 
 
+def print_json_line(content: Any) -> None:
+    """As print_json, on one line."""
+    typer.echo(json.dumps(_finite(content), allow_nan=False))
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -12,6 +12,7 @@
 
 #include "float_state.h"
 #include "isa.h"
+#include "machine.h"
 #include "pack.h"
 #include "pass.h"
 
@@ -217,6 +218,13 @@ void embed(const Weight& weight, const std::string& isa, int64_t token, Address 
   ops_of(isa).embed(weight.linear, token, reinterpret_cast<float*>(out));
 }
 
+double time_product(const Weight& weight, const std::string& isa, Pool& pool, int rows,
+                    int times) {
+  const Ops& ops = ops_of(isa);
+  nb::gil_scoped_release unlocked;
+  return product_seconds(ops, weight.linear, pool, rows, times);
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& m);
@@ -240,6 +248,11 @@ NB_MODULE(_native, m) {
         nb::arg());
   m.def("product", &product);
   m.def("embed", &embed);
+  m.def("time_product", &time_product);
+  nb::class_<ReadProbe>(m, "ReadProbe")
+      .def(nb::init<size_t, Pool&>())
+      .def_prop_ro("num_bytes", &ReadProbe::bytes)
+      .def("seconds", &ReadProbe::seconds, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Network>(m, "Network")
       .def("__init__",
