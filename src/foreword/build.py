@@ -78,6 +78,16 @@ class Built:
     defaults: dict[str, float | int]  # sampling defaults in force for unset fields
     close: Callable[[], None]  # ends worker threads
 
+    @property
+    def backend(self) -> str:
+        assert self.config.backend is not None
+        return self.config.backend
+
+    @property
+    def numerics(self) -> str:
+        assert self.config.numerics is not None
+        return self.config.numerics
+
 
 def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     """Check names and options, open, fit, load: every error comes before anything is served."""

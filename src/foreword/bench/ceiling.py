@@ -42,7 +42,7 @@ def demand(built: Built) -> Demand:
     config = built.checkpoint.config
     pool = built.engine.parts.kv.pool
     return Demand(
-        weight_bytes=weight_bytes(built.checkpoint, built.config.numerics),
+        weight_bytes=weight_bytes(built.checkpoint, built.numerics),
         kv_bytes=pool.num_bytes // pool.num_slots,
         row_operations=_row_operations(config),
         head_operations=2 * config.hidden_size * built.vocab_size,

@@ -94,7 +94,7 @@ class _Maker:
         limits, demand = self.session.limits, self.demand
         rows: list[Row] = [
             ("threads", str(limits.threads)),
-            ("kernels", self.session.llm.built.isa or self.session.llm.built.config.backend),
+            ("kernels", self.session.llm.built.isa or self.session.llm.built.backend),
             (f"reads {self.read_bytes / 1e6:.0f} MB at", f"{self.bandwidth / 1e9:.1f} GB/s"),
             ("at best", f"{self.read_bytes / self.read.best / 1e9:.1f} GB/s"),
         ]

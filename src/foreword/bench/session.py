@@ -37,7 +37,7 @@ class Session:
     @property
     def peak_tops(self) -> float | None:
         """The matrix rate that bounds the products of this numerics mode; float32 has none."""
-        kind = MATRIX_KINDS.get(self.llm.built.config.numerics)
+        kind = MATRIX_KINDS.get(self.llm.built.numerics)
         return None if kind is None else self.matrix_tops[kind]
 
     def forward_cases(self) -> dict[str, Case]:
@@ -52,9 +52,9 @@ class Session:
         built = self.llm.built
         return {
             "model": built.config.model,
-            "numerics": built.config.numerics,
+            "numerics": built.numerics,
             "quantization": built.config.quantization,
-            "backend": built.config.backend,
+            "backend": built.backend,
             "isa": built.isa,
             "threads": self.limits.threads,
             "kv_format": built.kv_format,

@@ -8,6 +8,7 @@ there are only decides who computes what.
 from __future__ import annotations
 
 import importlib
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -191,8 +192,8 @@ class CpuKernels:
         keys: list[Tensor],
         values: list[Tensor],
     ) -> np.ndarray:
-        """The whole pass: float32 [len(logit_rows), vocab], valid until the next pass; K and V
-        written to the pool."""
+        """The whole pass: float32 [len(logit_rows), vocab], K and V written to the
+        pool."""
         pool = self._open_pool()
         if self._network is None:
             self._network = self._assemble(embedding, layers, head)
@@ -227,9 +228,10 @@ class CpuKernels:
         return logits
 
     def _room_for(self, rows: int) -> np.ndarray:
-        """float32 [rows, vocab], the same memory for every pass: fresh memory costs a page fault
-        per 4 KiB."""
-        if len(self._logits) < rows:
+        """float32 [rows, vocab], in the memory of an earlier pass once nobody looks at that any
+        more: fresh memory costs a page fault per 4 KiB."""
+        unused = sys.getrefcount(self._logits) == 2  # this object's, and the call's
+        if len(self._logits) < rows or not unused:
             self._logits = np.empty((rows, self._vocab), dtype=np.float32)
         return self._logits[:rows]
 
