@@ -29,7 +29,7 @@ class _Modes:
 
 # Backend cpu, by instruction set. The others run float32: stock products gain nothing from less.
 TABLE = {
-    "amx": _Modes("bfloat16", "a16", "a8"),
+    "amx": _Modes("bfloat16", "a8", "a8"),
     "avx512": _Modes("bfloat16", "a8", "a8"),
     "avx2": _Modes("float32", "a8", "a8"),
     "portable": _Modes("float32", "a8", "a8"),
