@@ -110,9 +110,7 @@ def test_packed_bytes_stay_near_the_files(kind: str) -> None:
 @every_isa
 @pytest.mark.parametrize("numerics", ["float32", "bfloat16", "a8", "a16"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_stays_in_its_row(
-    value: float, numerics: str, isa: str
-) -> None:
+def test_a_value_that_is_not_finite_stays_in_its_row(value: float, numerics: str, isa: str) -> None:
     weight: Any = weight_of("Q4_K", 32, 256)
     weight = weight.dequantize() if numerics in ("float32", "bfloat16") else weight
     packed, x = pack(numerics, isa, weight), lines(20, 256)
