@@ -77,6 +77,7 @@ REFUSED = [
     (("--max-num-seqs", 0), ("max_num_seqs", "0")),
     (("--threads", 0), ("threads", "0")),
     (("--kv-cache-memory", "1k"), ("kv_cache_memory", "1000")),
+    (("--kv-cache-dtype", "fp8"), ("kv_cache_dtype", "auto, float32, bfloat16, int8", "fp8")),
     (("--config", "no-such.yaml"), ("no-such.yaml", "YAML file")),
 ]
 

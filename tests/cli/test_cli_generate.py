@@ -231,9 +231,11 @@ def test_every_engine_option_is_taken(cli, tiny_path):
         *("--backend", "torch", "--device", "cpu", "--threads", 1, "--max-model-len", 64),
         *("--max-num-seqs", 2, "--max-num-batched-tokens", 64, "--kv-cache-memory", "8M"),
         *("--kv-store", "paged", "--no-prefix-caching", "--generation-config", "none", "--json"),
+        *("--kv-cache-dtype", "int8"),
     )
     receipt = outputs(ran)[0]["receipt"]
-    assert receipt["numerics"]["mode"] == receipt["numerics"]["kv_format"] == "bfloat16"
+    assert receipt["numerics"]["mode"] == "bfloat16"
+    assert receipt["numerics"]["kv_format"] == "int8"
     assert receipt["max_model_len"] == 64
 
 

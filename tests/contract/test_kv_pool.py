@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from foreword.build import make_store
+from foreword.config import CacheConfig, EngineConfig
 from foreword.errors import ConfigError
-from foreword.kv.pool import KVPool, bytes_per_slot
+from foreword.kernels._kv import stored, widened
+from foreword.kv.pool import KVPool, bytes_per_slot, row_width
 from kv_fakes import TensorPool
 
 
@@ -26,6 +32,43 @@ def test_tensors_have_a_row_per_slot_and_start_at_zero() -> None:
 
 def test_smollm2_costs_what_the_table_says() -> None:
     assert bytes_per_slot(30, 3, 64, torch.bfloat16) == 23_040
+    assert bytes_per_slot(30, 3, 64, torch.int8) == 12_240
+
+
+def test_rows_of_int8_carry_their_scale_wherever_they_go() -> None:
+    pool = KVPool(2, 6, 2, 4, torch.int8)
+    assert pool.keys[0].shape == (6, 2, row_width(4, torch.int8)) == (6, 2, 8)
+    assert pool.num_bytes == sum(tensor.nbytes for tensor in (*pool.keys, *pool.values))
+    rows = torch.tensor([[[1.0, -2, 3, 4], [5, 6, 7, -8]], [[0.5, 0, 0, 0], [9, 9, 9, 9]]])
+    for tensor in (*pool.keys, *pool.values):
+        tensor[1:3] = stored(rows, torch.int8)
+    pool.move(np.array([1, 2]), np.array([2, 5]))
+    pool.check()
+    for tensor in (*pool.keys, *pool.values):
+        assert torch.equal(tensor[[2, 5]], stored(rows, torch.int8))
+        assert torch.allclose(widened(tensor[[2, 5]], 4), rows, atol=8 / 254)
+
+
+def test_a_scale_in_the_null_slot_is_found() -> None:
+    pool = KVPool(2, 3, 1, 4, torch.int8)
+    pool.values[1][0, 0, 7] = 63
+    with pytest.raises(AssertionError, match=r"slot 0 \(null\): values of layer 1"):
+        pool.check()
+
+
+def test_formats_do_not_share_prefixes() -> None:
+    """The identity a store is made with names the format: see build.make_store."""
+    config = EngineConfig("m", cache=CacheConfig(dtype="int8"))
+    checkpoint = SimpleNamespace(
+        fingerprint=lambda: "f",
+        config=SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=4),
+    )
+    identities = set()
+    for dtype in ("auto", "bfloat16", "int8"):
+        changed = replace(config, cache=replace(config.cache, dtype=dtype))
+        kv = make_store(changed, checkpoint, 64)  # type: ignore[arg-type]
+        identities.add(kv._index.root(""))
+    assert len(identities) == 3
 
 
 @pytest.mark.parametrize("seed", range(20))

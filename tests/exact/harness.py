@@ -159,7 +159,7 @@ class Rig:
         config = replace(
             self.config,
             scheduler=SchedulerConfig(batch, rows),
-            cache=CacheConfig(store, block, None, prefix),
+            cache=CacheConfig(store, block, None, prefix, self.config.cache.dtype),
             speculative=SpeculativeConfig(
                 method=method,
                 tree=tree,
@@ -280,12 +280,14 @@ def rig(
     numerics: str = "float32",
     backend: str = "torch",
     generation_config: str = "none",
+    kv_cache_dtype: str = "auto",
     **options: Any,
 ) -> Rig:
     """A rig over a tiny checkpoint; the defaults are T with a context of 512."""
     options = {"max_position": 512, **options}
     options.setdefault("dtype", numerics)
-    return Rig(open_llm(apparatus.tiny_checkpoint(**options), numerics, backend, generation_config))
+    path, more = apparatus.tiny_checkpoint(**options), {"kv_cache_dtype": kv_cache_dtype}
+    return Rig(open_llm(path, numerics, backend, generation_config, **more))
 
 
 def open_llm(

@@ -41,6 +41,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 }
 AXES: Axes = {
     "checkpoint": tuple(CHECKPOINTS),
+    "format": ("auto", "int8"),
     "drafter": ("none", "ngram", "self", "noise", "anti", "bushy"),
     "tree": ("chain", "best_first"),
     "nodes": (1, 7, 16, 63),
@@ -66,10 +67,14 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 HAPPENED: Counter[str] = Counter()  # what the rows of this session reached
 
 
+def target_of(checkpoint: str, form: str, **more: Any) -> Rig:
+    return rig(**CHECKPOINTS[checkpoint], kv_cache_dtype=form, **more)
+
+
 @cache
-def jobs_of(checkpoint: str) -> list[Job]:
+def jobs_of(checkpoint: str, form: str = "auto") -> list[Job]:
     """They do not change from row to row."""
-    return list(_jobs(rig(**CHECKPOINTS[checkpoint])))
+    return list(_jobs(target_of(checkpoint, form)))
 
 
 def _jobs(target: Rig) -> Iterable[Job]:
@@ -109,8 +114,8 @@ def engine_for(row: Row, target: Rig, jobs: list[Job]) -> Engine:
     drafter, block = str(row["drafter"]), int(row["block"])
     setting: dict[str, Any] = {"method": drafter}
     if drafter in ("self", "noise"):
-        noisy = {**CHECKPOINTS[str(row["checkpoint"])], "noise": apparatus.NOISE}
-        setting = {"draft": target if drafter == "self" else rig(**noisy)}
+        noisy = target_of(str(row["checkpoint"]), str(row["format"]), noise=apparatus.NOISE)
+        setting = {"draft": target if drafter == "self" else noisy}
     elif drafter == "anti":
         answers = target.answers(jobs, DEPTH)
         setting = {"script": chain(answers, DEPTH, right_until(0), target.vocab_size)}
@@ -177,8 +182,8 @@ def test_every_two_values_meet() -> None:
 )
 def test_row_equals_plain_decoding(place: int) -> None:
     row = ROWS[place]
-    name = str(row["checkpoint"])
-    target, every = rig(**CHECKPOINTS[name]), jobs_of(name)
+    where = str(row["checkpoint"]), str(row["format"])
+    target, every = target_of(*where), jobs_of(*where)
     number = min(int(row["batch"]) + SPARE, len(every))
     jobs = [every[(place * 7 + index) % len(every)] for index in range(number)]
     engine = engine_for(row, target, jobs)

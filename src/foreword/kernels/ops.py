@@ -116,7 +116,8 @@ class Kernels(Backend, Protocol):
         self, layer: Packed, hidden: Hidden, step: Pass, keys: Tensor, values: Tensor
     ) -> Hidden:
         """Norm, Q/K/V products, biases, q/k norm, rotary; write K and V into `keys` and `values`
-        ([slots, kv_heads, head_dim]) at the batch's slots; return the queries."""
+        ([slots, kv_heads, width], in the format of their dtype: kv/pool.py) at the batch's slots;
+        return the queries."""
 
     def attend(
         self, layer: Packed, query: Hidden, step: Pass, keys: Tensor, values: Tensor

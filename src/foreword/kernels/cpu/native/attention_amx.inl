@@ -202,37 +202,53 @@ inline void few_scores(const TilePool& t, int count, const float* scales, float*
     }
 }
 
-// As `soften`, with the weights split into their places in the tiles of 8 pairs. WHOLE: all lanes
-// from 32 * begin to 32 * end are seen. SCALED: values have scales.
-template <bool WHOLE, bool SCALED>
+// The lanes of vector v of a partition that a pair sees.
+inline __mmask16 visible(Lanes mine, int v) {
+  const __m512i lane =
+      _mm512_add_epi32(_mm512_set1_epi32(16 * v), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+                                                                    10, 11, 12, 13, 14, 15));
+  return _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(mine.high)) &
+         _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(mine.low));
+}
+
+// The highest score of a pair. FULL: it sees the whole partition.
+template <bool FULL>
+inline float tile_top(Lanes mine, int begin, int end, const float* scores) {
+  F top[2] = {f_set(-INFINITY), f_set(-INFINITY)};
+  FOREWORD_UNROLL
+  for (int v = FULL ? 0 : 2 * begin; v < (FULL ? kPartition / 16 : 2 * end); ++v) {
+    F s = f_load(scores + 16 * v);
+    if (!FULL) s = _mm512_mask_mov_ps(f_set(-INFINITY), visible(mine, v), s);
+    top[v % 2] = f_max(top[v % 2], s);
+  }
+  return f_top(f_max(top[0], top[1]));
+}
+
+// As `soften`, with the weights split into their places in the tiles of 8 pairs. The top is in
+// `part` already. SCALED: values have scales.
+template <bool FULL, bool SCALED>
 inline void tile_weights(const TilePool& t, Lanes mine, int begin, int end, int pair,
                          const float* scores, float* part, int padded_dim) {
-  const F least = f_set(-INFINITY);
-  F top = least, total = f_zero();
-  for (int v = 2 * begin; v < 2 * end; ++v) {
-    F s = f_load(scores + 16 * v);
-    if (!WHOLE) s = f_range(s, least, mine.low - 16 * v, mine.high - 16 * v);
-    top = f_max(top, s);
-  }
-  const float highest = f_top(top);
+  const F highest = f_set(part[padded_dim]);
+  F total = f_zero();
   uint16_t* to = t.weights + (size_t)(pair / 8) * kPartition * 16 + pair % 8 * 32;
-  for (int b = begin; b < end; ++b) {
-    F e[2], w[2];
+  FOREWORD_UNROLL
+  for (int b = FULL ? 0 : begin; b < (FULL ? kPartition / 32 : end); ++b) {
+    F w[2];
     FOREWORD_UNROLL
     for (int h = 0; h < 2; ++h) {
       const int v = 2 * b + h;
-      e[h] = power_of_two(f_sub(f_load(scores + 16 * v), f_set(highest)));
-      if (!WHOLE) e[h] = f_range(e[h], f_zero(), mine.low - 16 * v, mine.high - 16 * v);
-      total = f_add(total, e[h]);
-      w[h] = SCALED ? f_mul(e[h], f_load(t.value_scales + 16 * v)) : e[h];
-      if (SCALED && !WHOLE)  // a scale that is not finite
-        w[h] = f_range(w[h], f_zero(), mine.low - 16 * v, mine.high - 16 * v);
+      F e = power_of_two(f_sub(f_load(scores + 16 * v), highest));
+      if (!FULL) e = _mm512_maskz_mov_ps(visible(mine, v), e);
+      total = f_add(total, e);
+      if (SCALED) e = f_mul(e, f_load(t.value_scales + 16 * v));
+      // Once more: a scale may be not finite.
+      w[h] = SCALED && !FULL ? _mm512_maskz_mov_ps(visible(mine, v), e) : e;
     }
     const F x = high_part(w[0]), y = high_part(w[1]);
     _mm512_store_si512(to + b * 512, pack_two(x, y));
     _mm512_store_si512(to + b * 512 + 256, pack_two(f_sub(w[0], x), f_sub(w[1], y)));
   }
-  part[padded_dim] = highest;
   part[padded_dim + 1] = f_sum(total);
 }
 
@@ -368,14 +384,23 @@ inline void tile_part(const Attend& a, const TilePool& t, int number, int head, 
         tile_scores(t, x, y, queries + (size_t)i * t.chunks * 1024, t.key_scales + l,
                     t.scores + (size_t)i * 16 * kPartition + l);
   }
+  // Tops first: the long way to each of them overlaps with the others'.
+  for (int i = span.from; i < span.to; ++i) {
+    const Lanes mine = seen(a, i, start);
+    const float* scores = t.scores + (size_t)i * kPartition;
+    if (mine.low >= mine.high) continue;
+    parts[i][offset + a.padded_dim] = mine.high - mine.low == kPartition
+                                          ? tile_top<true>(mine, begin, end, scores)
+                                          : tile_top<false>(mine, begin, end, scores);
+  }
   for (int i = span.from; i < span.to; ++i) {
     const Lanes mine = seen(a, i, start);
     const float* scores = t.scores + (size_t)i * kPartition;
     float* part = parts[i] + offset;
-    const bool whole = mine.low <= 32 * begin && mine.high >= 32 * end;
-    if (whole && a.format == Kv::kInt8)
+    const bool full = mine.high - mine.low == kPartition;
+    if (full && a.format == Kv::kInt8)
       tile_weights<true, true>(t, mine, begin, end, i, scores, part, a.padded_dim);
-    else if (whole)
+    else if (full)
       tile_weights<true, false>(t, mine, begin, end, i, scores, part, a.padded_dim);
     else if (mine.low < mine.high && a.format == Kv::kInt8)
       tile_weights<false, true>(t, mine, begin, end, i, scores, part, a.padded_dim);
