@@ -68,6 +68,8 @@ class CompiledSampler(GumbelSampler):
 
 def _ask(row: Logits, params: SamplingParams, state: SamplerState, position: int) -> RowAsk:
     assert params.top_k is not None
+    assert params.top_p is not None
+    assert params.min_p is not None
     return (
         tidy(row),
         temperature_of(params),

@@ -19,8 +19,9 @@ from torch import Tensor
 from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
 from foreword.kernels.cpu.packing import Packer
+from foreword.kernels.cpu.room import Room
 from foreword.kernels.cpu.sampling import NativeRows
-from foreword.kernels.guard import pinned
+from foreword.kernels.guard import pinned, quiet
 from foreword.kernels.ops import LayerWeights, Projection, RotaryTable, Weight, check_config
 from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
@@ -85,9 +86,14 @@ class CpuKernels:
         self._sin = rotary.sin.contiguous()
         self._network: Any = None
         self._vocab = config.vocab_size
+        self._room = Room()
+        self._cache: tuple[list[Tensor], list[Tensor], list[int], list[int]] = [], [], [], []
 
     def guard(self) -> AbstractContextManager[None]:
         return pinned(torch.device("cpu"))
+
+    def step_guard(self) -> AbstractContextManager[None]:
+        return quiet()
 
     def close(self) -> None:
         self._pool = self._packer.pool = self.native.Pool(1)
@@ -189,7 +195,8 @@ class CpuKernels:
         if batch.num_rows and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < len(self):
             raise IndexError(f"token ids must lie in [0, {len(self)})")
         wanted = len(batch.logit_rows)
-        logits = np.empty((wanted, self._vocab), dtype=np.float32)
+        logits = self._room.take(wanted, self._vocab)
+        key_addresses, value_addresses = self._addresses(keys, values)
         held: list[np.ndarray] = []  # alive until the call is over
         segments, first = [], 0
         for part in batch.segments:
@@ -209,12 +216,19 @@ class CpuKernels:
             wanted,
             batch.logit_rows.ctypes.data,
             segments,
-            [part.data_ptr() for part in keys],
-            [part.data_ptr() for part in values],
+            key_addresses,
+            value_addresses,
             keys[0].dtype == torch.bfloat16,
             logits.ctypes.data,
         )
         return logits
+
+    def _addresses(self, keys: list[Tensor], values: list[Tensor]) -> tuple[list[int], list[int]]:
+        """Of each layer's keys and values. A pool's lists stay as they are, so they are kept."""
+        if self._cache[0] is not keys or self._cache[1] is not values:
+            addresses = [part.data_ptr() for part in keys], [part.data_ptr() for part in values]
+            self._cache = keys, values, *addresses
+        return self._cache[2], self._cache[3]
 
     def __len__(self) -> int:
         """Rows of the embedding."""
