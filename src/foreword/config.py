@@ -92,9 +92,7 @@ class EngineConfig:
         if self.quantization is not None:
             one_of(self, "quantization", QUANTIZATIONS)
         if self.isa is not None and self.backend != "cpu":
-            raise ConfigError(
-                f"isa {self.isa!r} is for backend cpu, not {self.backend}; leave it out"
-            )
+            raise ConfigError(f"isa {self.isa!r} is for backend cpu, not {self.backend}; leave it out")
         one_of(self, "generation_config", ("auto", "none"))
         for name in ("threads", "max_model_len"):
             if getattr(self, name) is not None:

@@ -150,14 +150,6 @@ def pinned(device: torch.device) -> Iterator[None]:
             _state.depth = 0
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """For a step of a backend whose own code pins its arithmetic: torch only moves bytes (without
-    autograd), and numpy raises nothing. A tenth of what `pinned` takes."""
-    with torch.inference_mode(), np.errstate(all="ignore"):
-        yield
-
-
 def host_settings() -> dict[str, Any]:
     """torch's version, devices and switches as the host program left them, for `foreword env`."""
     devices = range(torch.cuda.device_count())

@@ -19,9 +19,9 @@ from torch import Tensor
 from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
 from foreword.kernels.cpu.packing import Packer
-from foreword.kernels.cpu.room import Room
+from foreword.kernels.cpu.room import Room, place
 from foreword.kernels.cpu.sampling import NativeRows
-from foreword.kernels.guard import pinned, quiet
+from foreword.kernels.guard import pinned
 from foreword.kernels.ops import LayerWeights, Projection, RotaryTable, Weight, check_config
 from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
@@ -93,7 +93,8 @@ class CpuKernels:
         return pinned(torch.device("cpu"))
 
     def step_guard(self) -> AbstractContextManager[None]:
-        return quiet()
+        """Every pass pins its own arithmetic; around it torch only moves bytes."""
+        return np.errstate(all="ignore")
 
     def close(self) -> None:
         self._pool = self._packer.pool = self.native.Pool(1)
@@ -192,7 +193,8 @@ class CpuKernels:
         """The whole pass: float32 [len(logit_rows), vocab]; K and V written to the pool."""
         if self._network is None:
             self._network = self._assemble(embedding, layers, head)
-        if batch.num_rows and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < len(self):
+        tokens = batch.token_ids.tolist()
+        if tokens and not 0 <= min(tokens) <= max(tokens) < len(self):
             raise IndexError(f"token ids must lie in [0, {len(self)})")
         wanted = len(batch.logit_rows)
         logits = self._room.take(wanted, self._vocab)
@@ -204,22 +206,22 @@ class CpuKernels:
             parents = np.asarray(part.parents, dtype=np.int32)
             slots = np.ascontiguousarray(part.slots)
             held += [parents, slots]
-            segments += [first, len(parents), part.cached, slots.ctypes.data, parents.ctypes.data]
+            segments += [first, len(parents), part.cached, place(slots), place(parents)]
             first += len(parents)
         self._network.run(
             self.isa,
             self._pool,
             batch.num_rows,
-            batch.token_ids.ctypes.data,
-            batch.positions.ctypes.data,
-            batch.slots.ctypes.data,
+            place(batch.token_ids),
+            place(batch.positions),
+            place(batch.slots),
             wanted,
-            batch.logit_rows.ctypes.data,
+            place(batch.logit_rows),
             segments,
             key_addresses,
             value_addresses,
             keys[0].dtype == torch.bfloat16,
-            logits.ctypes.data,
+            place(logits),
         )
         return logits
 
