@@ -195,7 +195,7 @@ def assemble(
             sampler=sampler,
             acceptor=exact.make(),
             node_budget=_node_budget(config.speculative.node_budget) if drafts else lambda _: 0,
-            guard=model.kernels.guard,
+            guard=model.kernels.step_guard,
         )
     )
 

@@ -103,8 +103,11 @@ class Engine:
         limits = [entry.draft_limit for entry in open_entries]
         tries = self.parts.drafter.propose([entry.sequence for entry in open_entries], limits)
         roots = [entry.sequence.token_ids[-1] for entry in open_entries]
-        budget = Budget(plan.draft_total, tuple(limits))
-        built = self.parts.builder.build(roots, tries, budget)
+        if plan.draft_total:
+            budget = Budget(plan.draft_total, tuple(limits))
+            built = self.parts.builder.build(roots, tries, budget)
+        else:
+            built = [DraftTree.root(root) for root in roots]
         trees = dict(zip((entry.sequence.id for entry in open_entries), built, strict=True))
         return [self._work(entry, trees.get(entry.sequence.id)) for entry in plan.entries]
 

@@ -1,20 +1,46 @@
-"""The sampler's promises: pure, exact, greedy at temperature 0, and honest about bad rows."""
+"""The sampler's promises: pure, exact, greedy at temperature 0, and honest about bad rows.
+
+Asked of the specification and, where the extension is built, of the compiled chain.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 
 import mpmath
 import numpy as np
 import pytest
 
-from foreword.errors import NonFiniteLogits, RequestError
+from foreword.errors import KernelUnavailable, NonFiniteLogits, RequestError
+from foreword.kernels.cpu import native_rows
+from foreword.kernels.cpu.sampling import NativeRows
 from foreword.sample import filters, noise, portable
+from foreword.sample.compiled import CompiledSampler
 from foreword.sample.sampler import GumbelSampler, SamplerState, make
 from foreword.types import MAX_SEED, SamplingParams
 
 VOCAB = 1300
-SAMPLER = GumbelSampler()
+
+
+def samplers() -> dict[str, GumbelSampler]:
+    try:
+        return {"numpy": make(), "compiled": CompiledSampler(native_rows())}
+    except KernelUnavailable:
+        return {"numpy": make()}
+
+
+SAMPLERS = samplers()
+SAMPLER = SAMPLERS["numpy"]  # the one under test: `sampler` sets it
+
+
+@pytest.fixture(params=SAMPLERS, autouse=True)
+def sampler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GumbelSampler:
+    chosen = SAMPLERS[request.param]
+    monkeypatch.setattr(sys.modules[__name__], "SAMPLER", chosen)
+    return chosen
+
+
 SETTINGS = [
     {"temperature": 0.0},
     {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.2},
@@ -34,6 +60,11 @@ def choose(row: np.ndarray, seed: int, position: int, **fields):
     settings = params(**fields)
     state = SAMPLER.begin(settings, seed, (1, 2, 3))
     return SAMPLER.choose(row, settings, state, position)
+
+
+def others() -> list[NativeRows]:
+    """What another sampler of the same kind is made of."""
+    return [native_rows()] if isinstance(SAMPLER, CompiledSampler) else []
 
 
 def token(row: np.ndarray, seed: int, position: int, **fields) -> int:
@@ -85,7 +116,7 @@ def test_choice_depends_on_values_only(fields: dict) -> None:
     frozen.flags.writeable = False
     for same in (row, batch[1], strided[:, 1], misaligned, frozen, row[::-1][::-1]):
         choose(make_row(2), 12, 9, **fields)
-        got = make().choose(same, params(**fields), SamplerState(11), 4)
+        got = type(SAMPLER)(*others()).choose(same, params(**fields), SamplerState(11), 4)
         assert got == want
     assert row.tobytes() == before.tobytes()
 

@@ -44,7 +44,7 @@ def test_units_share_no_inline_code(file: Path) -> None:
     assert set(re.findall(r"#include <(\w+)", code)) <= {"math", "string", "immintrin"}
 
 
-@pytest.mark.parametrize("unit", ["portable"])
+@pytest.mark.parametrize("unit", ["portable", "sampling_portable"])
 def test_the_portable_unit_compiles_for_another_processor(unit: str, tmp_path: Path) -> None:
     compiler = shutil.which("aarch64-linux-gnu-g++")
     if compiler is None:

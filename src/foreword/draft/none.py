@@ -30,7 +30,7 @@ class NoDrafter:
         pass
 
     def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
-        return [Trie() for _ in sequences]
+        return [Trie()] * len(sequences)
 
     def observe(self, outcomes: SequenceOf[Outcome]) -> None:
         pass

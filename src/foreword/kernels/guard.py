@@ -133,7 +133,8 @@ def pinned(device: torch.device) -> Iterator[None]:
         return
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
-        stack.enter_context(torch.autocast(device.type, enabled=False))
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
         stack.enter_context(np.errstate(all="ignore"))
         stack.enter_context(_process.pinned())
         if torch.get_num_threads() != 1:

@@ -90,6 +90,10 @@ class Backend(Protocol):
         """Pin the global switches of the host program that could move a bit; restore on exit.
         Re-entrant."""
 
+    def step_guard(self) -> AbstractContextManager[None]:
+        """The same around a step of an engine, where a backend may rely on what its own passes
+        pin: around them there are integers, bytes to move and numpy."""
+
     def close(self) -> None:
         """End worker threads, if any; a pass afterwards raises KernelUnavailable. May be called
         twice."""

@@ -67,6 +67,9 @@ class ReferenceKernels:
     def guard(self) -> AbstractContextManager[None]:
         return pinned(torch.device("cpu"))
 
+    def step_guard(self) -> AbstractContextManager[None]:
+        return self.guard()
+
     def close(self) -> None:
         self._closed = True
 

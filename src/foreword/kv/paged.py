@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class _Holding:
     root: bytes = b""
     asked: int = 0  # tokens looked up by begin, counted once room was found
     attached: int = 0
+    table: np.ndarray | None = None  # slots of all pages; None once the pages have changed
 
 
 def make(
@@ -92,9 +94,10 @@ class PagedStore:
     def slots(self, sequence_id: str) -> np.ndarray:
         """int64 [committed + reserved]."""
         holding = self._holdings[sequence_id]
-        starts = np.asarray(holding.pages, dtype=np.int64) * self.block_size
-        every = (starts[:, None] + self._offsets).reshape(-1)  # [pages * block_size]
-        return every[: holding.length + holding.reserved]
+        if holding.table is None:
+            starts = np.asarray(holding.pages, dtype=np.int64) * self.block_size
+            holding.table = (starts[:, None] + self._offsets).reshape(-1)  # [pages * block_size]
+        return holding.table[: holding.length + holding.reserved]
 
     # The life of a sequence ------------------------------------------------------------------
 
@@ -131,6 +134,7 @@ class PagedStore:
         self._release(holding, target)
         while len(holding.pages) < target:
             holding.pages.append(self._allocate())
+            holding.table = None
         if tail:
             self._own_tail(holding, tail, shared)
         holding.reserved = rows
@@ -141,15 +145,15 @@ class PagedStore:
 
     def commit(self, sequence_id: str, path: SequenceOf[int], token_ids: SequenceOf[int]) -> None:
         holding = self._holdings[sequence_id]
-        rows = np.asarray(path, dtype=np.int64)
-        assert (np.diff(rows) > 0).all(), f"the path must ascend: {rows}"
-        assert ((rows >= 0) & (rows < holding.reserved)).all(), (
-            f"{rows} leaves {holding.reserved} rows"
+        assert all(a < b for a, b in pairwise(path)), f"the path must ascend: {path}"
+        assert not path or 0 <= path[0] <= path[-1] < holding.reserved, (
+            f"{path} leaves {holding.reserved} rows"
         )
-        new = self.slots(sequence_id)[holding.length :]  # [reserved]
-        moved = rows != np.arange(len(rows))
-        self.pool.move(new[rows[moved]], new[: len(rows)][moved])
-        holding.length += len(rows)
+        in_place = next((i for i, row in enumerate(path) if row != i), len(path))
+        if in_place < len(path):  # a path that leaves the first rows never comes back to them
+            new = self.slots(sequence_id)[holding.length :]  # [reserved]
+            self.pool.move(new[list(path[in_place:])], new[in_place : len(path)].copy())
+        holding.length += len(path)
         holding.reserved = 0
         assert len(token_ids) == holding.length, (len(token_ids), holding.length)
         self._release(holding, -(-holding.length // self.block_size))
@@ -183,6 +187,7 @@ class PagedStore:
         """Give up pages [keep, end), the last first: a cached prefix is evicted from its end."""
         while len(holding.pages) > keep:
             page = holding.pages.pop()
+            holding.table = None
             self._references[page] -= 1
             if self._references[page] == 0:
                 if page in self._index:
@@ -198,6 +203,7 @@ class PagedStore:
             self._index.forget(page)
             return
         holding.pages[block] = copy = self._allocate()
+        holding.table = None
         self._references[page] -= 1
         offsets = self._offsets[:tail]
         self.pool.move(page * self.block_size + offsets, copy * self.block_size + offsets)

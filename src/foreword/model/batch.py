@@ -32,13 +32,12 @@ class Segment:
         wanted = (rows - 1,) if logits else ()
         return Segment(tuple(tokens), tuple(range(-1, rows - 1)), len(slots) - rows, slots, wanted)
 
-    def depths(self) -> np.ndarray:
-        """int64 [rows]: 0 for a row that follows the last cached position."""
-        depths = np.zeros(len(self.tokens), dtype=np.int64)
+    def depths(self) -> list[int]:
+        """[rows]: 0 for a row that follows the last cached position."""
+        depths: list[int] = []
         for row, parent in enumerate(self.parents):
             assert parent < row, (row, parent)
-            if parent >= 0:
-                depths[row] = depths[parent] + 1
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return depths
 
 
@@ -58,17 +57,18 @@ class Batch:
 
     @staticmethod
     def of(segments: SequenceOf[Segment]) -> Batch:
-        tokens, positions, slots, wanted, start = [], [], [], [], 0
+        tokens: list[int] = []
+        positions: list[int] = []
+        wanted: list[int] = []
         for segment in segments:
-            tokens.append(np.asarray(segment.tokens, dtype=np.int64))
-            positions.append(segment.cached + segment.depths())
-            slots.append(segment.slots[segment.cached :])
-            wanted.append(np.asarray(segment.logit_rows, dtype=np.int64) + start)
-            start += len(segment.tokens)
+            wanted += [len(tokens) + row for row in segment.logit_rows]
+            tokens += segment.tokens
+            positions += [segment.cached + depth for depth in segment.depths()]
+        slots = [segment.slots[segment.cached :] for segment in segments]
         return Batch(
             tuple(segments),
-            np.concatenate(tokens),
-            np.concatenate(positions),
+            np.array(tokens, dtype=np.int64),
+            np.array(positions, dtype=np.int64),
             np.concatenate(slots),
-            np.concatenate(wanted),
+            np.array(wanted, dtype=np.int64),
         )

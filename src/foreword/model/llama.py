@@ -33,6 +33,9 @@ class Decoder:
     ) -> None:
         self.config = config
         self.kernels = kernels
+        # Asked once: a check against a Protocol takes 50 us.
+        self._whole = kernels if isinstance(kernels, WholePass) else None
+        self._by_op = None if isinstance(kernels, WholePass) else kernels
         self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
         self._layers: list[Packed] = []
         with kernels.guard():  # reading weights is arithmetic, too
@@ -42,8 +45,8 @@ class Decoder:
                 del head  # the two largest tensors need not be held at once
                 head = load("lm_head.weight")
             norm = _vector(load, "model.norm.weight")
-            if config.tied_head and isinstance(kernels, WholePass):
-                self._head = kernels.pack_tied_head(norm, self._embedding, self.vocab_size)
+            if config.tied_head and self._whole is not None:
+                self._head = self._whole.pack_tied_head(norm, self._embedding, self.vocab_size)
             else:
                 self._head = kernels.pack_head(norm, _first_rows(head, self.vocab_size))
             del head
@@ -56,10 +59,11 @@ class Decoder:
 
     def forward(self, batch: Batch, kv: KVStore) -> np.ndarray:
         """float32 [len(batch.logit_rows), vocab_size]; writes K and V of every row."""
-        kernels, pool = self.kernels, kv.pool
-        if isinstance(kernels, WholePass):
+        kernels, pool = self._by_op, kv.pool
+        if self._whole is not None:
             parts = self._embedding, self._layers, self._head
-            return kernels.run(*parts, batch, pool.keys, pool.values)
+            return self._whole.run(*parts, batch, pool.keys, pool.values)
+        assert kernels is not None
         with kernels.guard():
             step = kernels.start(batch)
             hidden = kernels.embed(self._embedding, step)

@@ -67,7 +67,9 @@ class CompiledSampler(GumbelSampler):
 
 
 def _ask(row: Logits, params: SamplingParams, state: SamplerState, position: int) -> RowAsk:
-    assert params.top_k is not None and params.top_p is not None and params.min_p is not None
+    assert params.top_k is not None
+    assert params.top_p is not None
+    assert params.min_p is not None
     return (
         tidy(row),
         temperature_of(params),

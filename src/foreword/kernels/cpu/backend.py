@@ -8,7 +8,6 @@ there are only decides who computes what.
 from __future__ import annotations
 
 import importlib
-import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
 from foreword.kernels.cpu.packing import Packer
+from foreword.kernels.cpu.room import Room, place
 from foreword.kernels.cpu.sampling import NativeRows
 from foreword.kernels.guard import pinned
 from foreword.kernels.ops import LayerWeights, Projection, RotaryTable, Weight, check_config
@@ -87,10 +87,15 @@ class CpuKernels:
         self._sin = rotary.sin.contiguous()
         self._network: Any = None
         self._vocab = config.vocab_size
-        self._logits = np.empty((0, 0), dtype=np.float32)
+        self._room = Room()
+        self._cache: tuple[list[Tensor], list[Tensor], list[int], list[int]] = [], [], [], []
 
     def guard(self) -> AbstractContextManager[None]:
         return pinned(torch.device("cpu"))
+
+    def step_guard(self) -> AbstractContextManager[None]:
+        """Every pass pins its own arithmetic; around it torch only moves bytes."""
+        return np.errstate(all="ignore")
 
     def close(self) -> None:
         self._pool = self._packer.pool = None
@@ -192,15 +197,16 @@ class CpuKernels:
         keys: list[Tensor],
         values: list[Tensor],
     ) -> np.ndarray:
-        """The whole pass: float32 [len(logit_rows), vocab], K and V written to the
-        pool."""
+        """The whole pass: float32 [len(logit_rows), vocab], K and V written to the pool."""
         pool = self._open_pool()
         if self._network is None:
             self._network = self._assemble(embedding, layers, head)
-        if batch.num_rows and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < len(self):
+        tokens = batch.token_ids.tolist()
+        if tokens and not 0 <= min(tokens) <= max(tokens) < len(self):
             raise IndexError(f"token ids must lie in [0, {len(self)})")
         wanted = len(batch.logit_rows)
-        logits = self._room_for(wanted)
+        logits = self._room.take(wanted, self._vocab)
+        key_addresses, value_addresses = self._addresses(keys, values)
         held: list[np.ndarray] = []  # alive until the call is over
         segments, first = [], 0
         for part in batch.segments:
@@ -208,32 +214,31 @@ class CpuKernels:
             parents = np.asarray(part.parents, dtype=np.int32)
             slots = np.ascontiguousarray(part.slots)
             held += [parents, slots]
-            segments += [first, len(parents), part.cached, slots.ctypes.data, parents.ctypes.data]
+            segments += [first, len(parents), part.cached, place(slots), place(parents)]
             first += len(parents)
         self._network.run(
             self.isa,
             pool,
             batch.num_rows,
-            batch.token_ids.ctypes.data,
-            batch.positions.ctypes.data,
-            batch.slots.ctypes.data,
+            place(batch.token_ids),
+            place(batch.positions),
+            place(batch.slots),
             wanted,
-            batch.logit_rows.ctypes.data,
+            place(batch.logit_rows),
             segments,
-            [part.data_ptr() for part in keys],
-            [part.data_ptr() for part in values],
+            key_addresses,
+            value_addresses,
             KV_FORMATS.index(keys[0].dtype),
-            logits.ctypes.data,
+            place(logits),
         )
         return logits
 
-    def _room_for(self, rows: int) -> np.ndarray:
-        """float32 [rows, vocab], in the memory of an earlier pass once nobody looks at that any
-        more: fresh memory costs a page fault per 4 KiB."""
-        unused = sys.getrefcount(self._logits) == 2  # this object's, and the call's
-        if len(self._logits) < rows or not unused:
-            self._logits = np.empty((rows, self._vocab), dtype=np.float32)
-        return self._logits[:rows]
+    def _addresses(self, keys: list[Tensor], values: list[Tensor]) -> tuple[list[int], list[int]]:
+        """Of each layer's keys and values. A pool's lists stay as they are, so they are kept."""
+        if self._cache[0] is not keys or self._cache[1] is not values:
+            addresses = [part.data_ptr() for part in keys], [part.data_ptr() for part in values]
+            self._cache = keys, values, *addresses
+        return self._cache[2], self._cache[3]
 
     def __len__(self) -> int:
         """Rows of the embedding."""

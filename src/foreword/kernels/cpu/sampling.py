@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.kernels._rows import check_ids, check_top_k, nan_in_row
+from foreword.kernels.cpu.room import place
 from foreword.protocols import RowAsk
 
 _ASK = struct.Struct("=QdddqQQq")  # native Ask: values, temperature, top_p, min_p, top_k, seed,
@@ -51,7 +52,7 @@ class NativeRows:
         rows = np.require(rows, requirements=("C", "A"))
         ids = np.empty((len(rows), k), dtype=np.int32)
         values = np.empty((len(rows), k), dtype=np.float32)
-        places = rows.ctypes.data, ids.ctypes.data, values.ctypes.data
+        places = place(rows), place(ids), place(values)
         bad = self._native.top_k(self._isa, self._pool(), *rows.shape, k, *places)
         if bad >= 0:
             raise nan_in_row(bad)
@@ -62,11 +63,11 @@ class NativeRows:
         rows = np.require(rows, requirements=("C", "A"))
         ids = np.require(ids, requirements=("C", "A"))
         found = np.empty(len(rows))
-        places = rows.ctypes.data, ids.ctypes.data, found.ctypes.data
+        places = place(rows), place(ids), place(found)
         self._native.log_softmax(self._isa, self._pool(), *rows.shape, *places)
         return found
 
 
 def _pack(ask: RowAsk) -> bytes:
     row = ask[0]
-    return _ASK.pack(row.__array_interface__["data"][0], *ask[1:])
+    return _ASK.pack(place(row), *ask[1:])

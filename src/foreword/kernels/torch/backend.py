@@ -122,6 +122,9 @@ class TorchKernels:
     def guard(self) -> AbstractContextManager[None]:
         return pinned(self.device)
 
+    def step_guard(self) -> AbstractContextManager[None]:
+        return self.guard()
+
     def close(self) -> None:
         self.workers.close()
 
