@@ -44,6 +44,8 @@ class Peer:
             text=True,
         )
         self.about = self._answer()
+        self.same: dict[bool, int] = {}
+        self.compared: dict[bool, int] = {}
 
     def seconds(
         self,
@@ -56,7 +58,12 @@ class Peer:
         job = {"prompts": prompts, "next": following, "flash": flash}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        return float(self._answer()["seconds"])
+        answer = self._answer()
+        if following is not None:
+            pairs = sum(len(tokens) - 1 for tokens in following)
+            self.same[flash] = self.same.get(flash, 0) + answer["same"]
+            self.compared[flash] = self.compared.get(flash, 0) + pairs
+        return float(answer["seconds"])
 
     def close(self) -> None:
         self._process.terminate()
@@ -169,6 +176,9 @@ def report(session: Session, peer: Peer, samples: dict[str, Samples]) -> None:
     bandwidth = session.limits.read_bytes / samples["read"].median
     print(f"tokens/s, {session.limits.threads} threads, reads {bandwidth / 1e9:.1f} GB/s")
     table(("what", "foreword", "llama.cpp flash off", "flash on", "foreword / best"), rows)
+    agreement = {kind: peer.same[flash] / peer.compared[flash] for kind, flash in FLASH.items()}
+    shown = ", ".join(f"{share:.1%} (flash {kind})" for kind, share in agreement.items())
+    print(f"llama.cpp would have chosen Foreword's next token at {shown} of all positions")
     print(f"llama-cpp-python {peer.about['version']}: {peer.about['system']}")
     figures = {
         **session.setting(),
@@ -177,6 +187,7 @@ def report(session: Session, peer: Peer, samples: dict[str, Samples]) -> None:
         "llamacpp_version": peer.about["version"],
         "foreword_tokens_per_s": ours,
         "llamacpp_tokens_per_s": theirs,
+        "same_tokens": agreement,
         "ratio": {key: ours[key] / theirs[key] for key in ours},
     }
     print(json.dumps({key: rounded(value) for key, value in figures.items()}))

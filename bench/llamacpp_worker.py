@@ -4,8 +4,10 @@ Reads one JSON object a line from stdin, answers with one on stdout. Times llama
 ids are given, nothing is sampled, batches are filled before the clock starts. Each context keeps a
 thread pool of its own between calls, as llama-bench does.
 
-    {"prompts": [[ids]], "next": [[ids]], "flash": true}   -> {"seconds": of a step}
+    {"prompts": [[ids]], "next": [[ids]], "flash": true}   -> {"seconds": of a step, "same": tokens}
     {"prompts": [[ids]], "next": null, "flash": true}      -> {"seconds": of reading the prompts}
+
+`same` counts the ids that llama.cpp would have chosen, too: evidence that both run one model.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from typing import Any
 
 import llama_cpp
+import numpy as np
 
 MICRO_BATCH = 512  # llama.cpp's own default
 
@@ -60,7 +63,10 @@ class Context:
         attach_threads(self._context, threads)
         self._batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
         self._memory = llama_cpp.llama_get_memory(self._context)
+        vocab = llama_cpp.llama_model_get_vocab(model)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
         self._prompts: list[list[int]] | None = None
+        self.same = 0
 
     def read(self, prompts: list[list[int]]) -> float:
         """Seconds of reading prompts from an empty cache, each with logits at its last token."""
@@ -79,7 +85,7 @@ class Context:
             self.read(prompts)
         for sequence, prompt in enumerate(prompts):
             llama_cpp.llama_memory_seq_rm(self._memory, sequence, len(prompt), -1)
-        seconds = 0.0
+        seconds, self.same = 0.0, 0
         steps = len(following[0])
         for number in range(steps):
             seconds += self._decode(
@@ -88,7 +94,14 @@ class Context:
                     for sequence, (prompt, tokens) in enumerate(zip(prompts, following))  # noqa: B905
                 ]
             )
+            for sequence, tokens in enumerate(following):
+                self.same += self._best(sequence) in tokens[number + 1 : number + 2]
         return seconds / steps
+
+    def _best(self, row: int) -> int:
+        """The id of the highest logit in a row of the last batch."""
+        logits = llama_cpp.llama_get_logits_ith(self._context, row)
+        return int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> float:
         batch = self._batch
@@ -130,10 +143,11 @@ def main() -> None:
         if key not in contexts:
             contexts[key] = Context(model, threads, len(prompts), length, flash)
         if job["next"] is None:
-            seconds = contexts[key].read(prompts)
+            answer = {"seconds": contexts[key].read(prompts)}
         else:
             seconds = contexts[key].step(prompts, job["next"])
-        print(json.dumps({"seconds": seconds}), flush=True)
+            answer = {"seconds": seconds, "same": contexts[key].same}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ from foreword.bench.session import Session
 def measure(session: Session, rounds: int, progress: Progress | None = None) -> Report:
     """Time reading, decoding at every context, widths, a prompt and a batch, round by round."""
     scale, passes = session.scale, session.passes
-    chunk = session.llm.built.config.scheduler.max_num_batched_tokens
     cases: dict[str, Case] = session.forward_cases()
     for context in (0, *scale.contexts):
         cases[f"decode {context}"] = partial(passes.decode, context)
     if scale.prompt is not None:
-        cases["prefill"] = partial(passes.prefill, scale.prompt, chunk)
+        cases["prefill"] = partial(passes.prefill, scale.prompt, session.chunk)
     if scale.batch is not None:
         cases["batch"] = partial(passes.batch, scale.batch, scale.batch_context)
     samples = interleave(cases, rounds, progress)

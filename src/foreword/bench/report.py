@@ -137,22 +137,25 @@ class _Maker:
 
     def rest(self) -> Table:
         """The prompt, the batch, and what is around the pass."""
-        scale, rows = self.session.scale, list[Row]()
-        if scale.prompt is not None and self.rates.prefill is not None:
-            one = self.rates.prefill
-            share = self.peak_share(scale.prompt, 1, one.median)
-            rate = f"{scale.prompt / one.median:.1f}"
+        scale, rates, demand = self.session.scale, self.rates, self.demand
+        rows: list[Row] = []
+        if scale.prompt is not None and rates.prefill is not None:
+            passes = -(-scale.prompt // self.session.chunk)
+            share = self.peak_share(scale.prompt, 1, rates.prefill.median)
+            least = passes * demand.weight_bytes / self.bandwidth
             rows.append(
-                (f"prompt of {scale.prompt}", ms(one.median), ms(one.best), rate, _or(share))
+                _line(f"prompt of {scale.prompt}", rates.prefill, scale.prompt, least, share)
             )
-        if scale.batch is not None and self.rates.batch is not None:
-            one = self.rates.batch
-            share = self.peak_share(scale.batch, scale.batch, one.median)
-            rows.append(_line(f"step of {scale.batch} sequences", one, scale.batch, share))
-        if self.rates.forward is not None:
-            one = self.rates.forward
-            rows.append(("pass of one row alone", ms(one.median), ms(one.best), "-", "-"))
-        columns = ("what", "ms", "best", "tokens/s", "share of the matrix rate")
+        if scale.batch is not None and rates.batch is not None:
+            share = self.peak_share(scale.batch, scale.batch, rates.batch.median)
+            cached = scale.batch * scale.batch_context * demand.kv_bytes
+            least = (demand.weight_bytes + cached) / self.bandwidth
+            name = f"step of {scale.batch} sequences"
+            rows.append(_line(name, rates.batch, scale.batch, least, share))
+        if rates.forward is not None:
+            one = rates.forward
+            rows.append(("pass of one row alone", ms(one.median), ms(one.best), "-", "-", "-"))
+        columns = ("what", "ms", "best", "tokens/s", "share of reading", "share of the matrix rate")
         return Table("prompt and batch", columns, rows)
 
     def widths(self) -> Table:
@@ -215,8 +218,10 @@ def percent(share: float) -> str:
     return f"{share:.1%}"
 
 
-def _line(what: str, one: Samples, tokens: int, share: float | None) -> Row:
-    return (what, ms(one.median), ms(one.best), f"{tokens / one.median:.1f}", _or(share))
+def _line(what: str, one: Samples, tokens: int, least: float, share: float | None) -> Row:
+    """`least`: seconds that reading alone would take."""
+    rate = f"{tokens / one.median:.1f}"
+    return (what, ms(one.median), ms(one.best), rate, percent(least / one.median), _or(share))
 
 
 def _or(share: float | None) -> str:

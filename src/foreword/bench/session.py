@@ -40,6 +40,11 @@ class Session:
         kind = MATRIX_KINDS.get(self.llm.built.numerics)
         return None if kind is None else self.matrix_tops[kind]
 
+    @property
+    def chunk(self) -> int:
+        """Rows of a pass that reads a prompt, as the engine would cut it."""
+        return self.llm.built.config.scheduler.max_num_batched_tokens
+
     def forward_cases(self) -> dict[str, Case]:
         """Reading memory, and passes of the model's forward by width."""
         cases: dict[str, Case] = {"read": self.limits.read_seconds}
