@@ -20,7 +20,7 @@ from typing import Any
 
 import apparatus
 from foreword.build import assemble, make_drafter, make_store
-from foreword.config import CacheConfig, SchedulerConfig, SpeculativeConfig
+from foreword.config import SchedulerConfig, SpeculativeConfig
 from foreword.draft._context import DraftContext
 from foreword.draft.scripted import Reference, Script
 from foreword.engine import Engine
@@ -159,7 +159,13 @@ class Rig:
         config = replace(
             self.config,
             scheduler=SchedulerConfig(batch, rows),
-            cache=CacheConfig(store, block, None, prefix),
+            cache=replace(
+                self.config.cache,
+                store=store,
+                block_size=block,
+                memory=None,
+                enable_prefix_caching=prefix,
+            ),
             speculative=SpeculativeConfig(
                 method=method,
                 tree=tree,
