@@ -30,9 +30,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Job, Rig, open_llm, plain_with, prompt, rig
+from harness import Job, Rig, plain_with, prompt, rig
 
-import apparatus
 from foreword import machine
 from foreword.build import NUMERICS_VERSION
 from foreword.errors import KernelUnavailable
@@ -154,9 +153,8 @@ def here(backend: str, isa: str | None) -> bool:
 def golden_rig(backend: str, numerics: str, isa: str | None) -> Rig:
     if backend != "cpu":
         return rig(numerics, backend=backend)
-    path = apparatus.tiny_checkpoint(max_position=512, dtype="bfloat16")
     quantization = "int4" if numerics in QUANTISED else None
-    return Rig(open_llm(path, numerics, backend, isa=isa, quantization=quantization))
+    return rig(numerics, backend, isa=isa, quantization=quantization, dtype="bfloat16")
 
 
 def machine_streams(backend: str, numerics: str, isa: str | None = None) -> dict[str, Any]:

@@ -286,12 +286,16 @@ def rig(
     numerics: str = "float32",
     backend: str = "torch",
     generation_config: str = "none",
+    isa: str | None = None,
+    quantization: str | None = None,
     **options: Any,
 ) -> Rig:
     """A rig over a tiny checkpoint; the defaults are T with a context of 512."""
     options = {"max_position": 512, **options}
-    options.setdefault("dtype", numerics)
-    return Rig(open_llm(apparatus.tiny_checkpoint(**options), numerics, backend, generation_config))
+    options.setdefault("dtype", "float32" if numerics == "float32" else "bfloat16")
+    path = apparatus.tiny_checkpoint(**options)
+    more = {"isa": isa, "quantization": quantization}
+    return Rig(open_llm(path, numerics, backend, generation_config, **more))
 
 
 def open_llm(

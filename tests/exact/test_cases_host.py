@@ -45,14 +45,12 @@ def watch():
                 pass  # a thread that ended
         most = max(most, sum(name.startswith("foreword-") for name in names))
         time.sleep(0.002)
-watcher = threading.Thread(target=watch)
+watcher = threading.Thread(target=watch, daemon=True)
 watcher.start()
-from foreword.cli.main import main
-try:
-    status = main(sys.argv[1:])
-except SystemExit as end:
-    status = end.code
-done.set(); watcher.join()
+from foreword.cli.main import run
+status = run(sys.argv[1:])
+done.set()
+watcher.join()
 print(most + 1, file=sys.stderr)
 sys.exit(status)
 """

@@ -78,7 +78,7 @@ def remarks(isa: str | None, numerics: str, chosen: bool, groups: Collection[int
 
 def arithmetic(isa: str | None, numerics: str | None) -> str | None:
     """What a mode is computed in where this instruction set cannot, None where it can."""
-    if isa is None or isa in HAS_BFLOAT16 or numerics == "float32":
+    if isa is None or isa in HAS_BFLOAT16 or numerics not in ("bfloat16", "a16"):
         return None
     return "float32, for want of bfloat16 instructions"
 
