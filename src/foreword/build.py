@@ -270,8 +270,8 @@ def open_target(
     isa = _defaults.instruction_set(config.backend, config.isa)
     checkpoint = open_model(config, config.model, config.revision, progress)
     numerics = config.numerics or _defaults.default_numerics(isa, checkpoint.groups())
-    if (instead := _defaults.arithmetic(isa, numerics)) is not None:
-        _defaults.log.warning("%s on %s is computed in %s", numerics, isa, instead)
+    for remark in _defaults.remarks(isa, numerics, not config.numerics, checkpoint.groups()):
+        _defaults.log.warning(remark)
     return replace(config, numerics=numerics), checkpoint
 
 

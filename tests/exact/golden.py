@@ -1,13 +1,17 @@
 """What the golden files hold and how it is computed.
 
-    PYTHONPATH=src:tests python tests/exact/golden.py      records anew
+    PYTHONPATH=src:tests python tests/exact/golden.py            records anew
+    PYTHONPATH=src:tests python tests/exact/golden.py cpu        backend cpu's part alone, for when
+                                                                 a kernel was meant to move bits
 
     sampler.json    token streams of the sampler on rows of exact binary fractions: no matrix
                     product and no C library in them, so they are the same on every machine
     margins.json    greedy streams of T in float32 with the margin of the two best tokens: every
                     machine and backend agrees up to the first small margin
     machines.json   by machine type, torch version, backend and numerics: streams of T, and a hash
-                    of the logit row at every position; no bit may move unless NUMERICS_VERSION does
+                    of the logit row at every position; no bit may move unless NUMERICS_VERSION
+                    does. Backend cpu: by instruction set, whatever the machine; T quantised to int4
+                    in a16 and a8
 
 A commit marked as a refactor may not change any of them.
 """
@@ -16,24 +20,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import Job, plain_with, prompt, rig
+from harness import Job, Rig, plain_with, prompt, rig
 
 from foreword import machine
 from foreword.build import NUMERICS_VERSION
+from foreword.errors import KernelUnavailable
+from foreword.kernels.cpu.backend import ISAS, load_native
+from foreword.kernels.ops import QUANTISED
 from foreword.sample.noise import philox
 from foreword.sample.sampler import GumbelSampler
 from foreword.types import Choice, SamplingParams
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"
 SMALL_MARGIN = 1e-3  # far above what another machine's rounding moves a float32 logit of T
-BACKENDS = [("torch", "float32"), ("torch", "bfloat16"), ("reference", "float32")]
+BACKENDS = [
+    ("torch", "float32", None),
+    ("torch", "bfloat16", None),
+    ("reference", "float32", None),
+    *(("cpu", numerics, isa) for isa in ISAS for numerics in ("float32", "bfloat16", "a16", "a8")),
+]
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},
@@ -124,7 +139,25 @@ class Hashing(GumbelSampler):
         return super().choose(row, params, state, position)
 
 
-def machine_streams(backend: str, numerics: str) -> dict[str, Any]:
+def here(backend: str, isa: str | None) -> bool:
+    """Whether this machine can run it."""
+    if backend != "cpu":
+        return True
+    try:
+        return bool(load_native().has_isa(isa))
+    except KernelUnavailable:
+        return False
+
+
+@cache
+def golden_rig(backend: str, numerics: str, isa: str | None) -> Rig:
+    if backend != "cpu":
+        return rig(numerics, backend=backend)
+    quantization = "int4" if numerics in QUANTISED else None
+    return rig(numerics, backend, isa=isa, quantization=quantization, dtype="bfloat16")
+
+
+def machine_streams(backend: str, numerics: str, isa: str | None = None) -> dict[str, Any]:
     streams = {}
     for name, job in jobs().items():
         if backend == "reference":
@@ -132,12 +165,14 @@ def machine_streams(backend: str, numerics: str) -> dict[str, Any]:
                 continue
             job = replace(job, max_tokens=8)
         sampler = Hashing()
-        result = plain_with(rig(numerics, backend=backend), job, sampler=sampler)
+        result = plain_with(golden_rig(backend, numerics, isa), job, sampler=sampler)
         streams[name] = {"token_ids": list(result.token_ids), "rows": sampler.hashes}
     return streams
 
 
-def machine_key(backend: str, numerics: str) -> str:
+def machine_key(backend: str, numerics: str, isa: str | None = None) -> str:
+    if backend == "cpu":
+        return f"{platform.machine()}, cpu, {isa}, {numerics}, numerics version {NUMERICS_VERSION}"
     return (
         f"{machine.machine_type()}, torch {torch.__version__}, {backend}, {numerics}, "
         f"numerics version {NUMERICS_VERSION}"
@@ -155,19 +190,21 @@ def clear_prefix(stream: dict[str, Any]) -> int:
     return next(small, len(stream["margins"]))
 
 
-def recorded() -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "sampler.json", sampler_streams()
-    yield "margins.json", margin_streams()
+def recorded(only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if not only:
+        yield "sampler.json", sampler_streams()
+        yield "margins.json", margin_streams()
     path = FOLDER / "machines.json"
     known = read("machines.json") if path.exists() else {}
-    for backend, numerics in BACKENDS:
-        known[machine_key(backend, numerics)] = machine_streams(backend, numerics)
+    for kind in BACKENDS:
+        if here(kind[0], kind[2]) and only in ("", kind[0]):
+            known[machine_key(*kind)] = machine_streams(*kind)
     yield "machines.json", known
 
 
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, content in recorded():
+    for name, content in recorded(*sys.argv[1:2]):
         text = json.dumps(content, indent=1, sort_keys=True)
         (FOLDER / name).write_text(text + "\n", encoding="utf-8")
         print(f"{FOLDER / name}: {len(content)} entries")

@@ -20,7 +20,7 @@ from typing import Any
 
 import apparatus
 from foreword.build import assemble, make_drafter, make_store
-from foreword.config import CacheConfig, SchedulerConfig, SpeculativeConfig
+from foreword.config import SchedulerConfig, SpeculativeConfig
 from foreword.draft._context import DraftContext
 from foreword.draft.scripted import Reference, Script
 from foreword.engine import Engine
@@ -159,7 +159,13 @@ class Rig:
         config = replace(
             self.config,
             scheduler=SchedulerConfig(batch, rows),
-            cache=CacheConfig(store, block, None, prefix, self.config.cache.dtype),
+            cache=replace(
+                self.config.cache,
+                store=store,
+                block_size=block,
+                memory=None,
+                enable_prefix_caching=prefix,
+            ),
             speculative=SpeculativeConfig(
                 method=method,
                 tree=tree,
@@ -281,12 +287,15 @@ def rig(
     backend: str = "torch",
     generation_config: str = "none",
     kv_cache_dtype: str = "auto",
+    isa: str | None = None,
+    quantization: str | None = None,
     **options: Any,
 ) -> Rig:
     """A rig over a tiny checkpoint; the defaults are T with a context of 512."""
     options = {"max_position": 512, **options}
-    options.setdefault("dtype", numerics)
-    path, more = apparatus.tiny_checkpoint(**options), {"kv_cache_dtype": kv_cache_dtype}
+    options.setdefault("dtype", "float32" if numerics == "float32" else "bfloat16")
+    path = apparatus.tiny_checkpoint(**options)
+    more = {"isa": isa, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
     return Rig(open_llm(path, numerics, backend, generation_config, **more))
 
 

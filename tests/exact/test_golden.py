@@ -33,13 +33,17 @@ def test_greedy_streams_agree_on_every_machine_up_to_a_small_margin(backend: str
     count(len(streams), positions)
 
 
-@pytest.mark.parametrize(("backend", "numerics"), golden.BACKENDS)
-def test_streams_and_logit_hashes_of_this_machine(backend: str, numerics: str) -> None:
-    key = golden.machine_key(backend, numerics)
+@pytest.mark.parametrize(("backend", "numerics", "isa"), golden.BACKENDS)
+def test_streams_and_logit_hashes_of_this_machine(
+    backend: str, numerics: str, isa: str | None
+) -> None:
+    if not golden.here(backend, isa):
+        pytest.skip(f"this machine or installation has no {backend} {isa}")
+    key = golden.machine_key(backend, numerics, isa)
     known = golden.read("machines.json")
     if key not in known:
         pytest.skip(f"no golden stream recorded for: {key}")
-    streams = golden.machine_streams(backend, numerics)
+    streams = golden.machine_streams(backend, numerics, isa)
     for name, stream in known[key].items():
         assert streams[name]["token_ids"] == stream["token_ids"], name
         assert streams[name]["rows"] == stream["rows"], f"{name}: bits of logits moved"

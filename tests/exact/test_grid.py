@@ -5,7 +5,8 @@ arrival order, rows per pass (chunk size), store, page size, prefix cache, force
 threads, and a host program that has flipped every global switch. Each row runs some of 30 fixed
 jobs (prompts of 1 to 300 tokens, so up to three attention partitions; greedy, and sampled in three
 ways; every fifth ends at a declared EOS) and compares token ids, logprobs and finish reasons with
-plain decoding alone. CI runs the first rows, which cover the most; the others are slow.
+plain decoding alone. CI runs the first rows, which cover the most, and the first one of every
+instruction set and mode of backend cpu; the others are slow.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from harness import Job, Rig, declared, drive, prompt, rig
 import apparatus
 from foreword.audit.grid import Axes, Row, covering_array, uncovered
 from foreword.audit.host import host_settings
+from foreword.config import NUMERICS
 from foreword.draft.scripted import Node, Reference, Script, chain, right_by_chance, right_until
 from foreword.engine import Engine
+from foreword.errors import KernelUnavailable
+from foreword.kernels.cpu.backend import ISAS, load_native
 from foreword.types import DraftTree, Sequence
 
 IN_CI = 10
@@ -55,7 +59,24 @@ AXES: Axes = {
     "threads": (1, 2, 3),
     "host": ("clean", "hostile"),
 }
-ROWS = covering_array(AXES)
+# Backend cpu on every instruction set, in every mode; instruction sets not here are skipped.
+CPU: dict[str, dict[str, Any]] = {
+    f"cpu {isa} {numerics}": {
+        "backend": "cpu",
+        "isa": isa,
+        "numerics": numerics,
+        "quantization": {"a16": "int4", "a8": "int8"}.get(numerics),
+        **({"architecture": "qwen3"} if numerics == "bfloat16" else {}),
+    }
+    for isa in ISAS
+    for numerics in NUMERICS
+}
+CPU_AXES = {**AXES, "checkpoint": tuple(CPU), "batch": (1, 2, 5, 9, 16)}
+TORCH_ROWS, CPU_ROWS = covering_array(AXES), covering_array(CPU_AXES)
+ROWS = TORCH_ROWS + CPU_ROWS
+FIRST_OF_CPU = {str(row["checkpoint"]): place for place, row in reversed([*enumerate(ROWS)])}
+QUICK = {*range(IN_CI), *(FIRST_OF_CPU[name] for name in CPU)}
+CHECKPOINTS |= CPU
 LENGTHS = (1, 130, 7, 300, 31, 64, 2, 127, 128, 16)
 LIMITS = (24, 9, 17, 1, 12)
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -171,18 +192,30 @@ def warm_up(row: Row, engine: Engine, jobs: list[Job]) -> None:
     drive(engine, [(0, place, job) for place, job in enumerate(cut)])
 
 
+def here(name: str) -> bool:
+    try:
+        return bool(load_native().has_isa(CPU[name]["isa"]))
+    except KernelUnavailable:
+        return False
+
+
 def test_every_two_values_meet() -> None:
-    assert uncovered(AXES, ROWS) == []
-    assert len(ROWS) >= 60
+    assert uncovered(AXES, TORCH_ROWS) == []
+    assert uncovered(CPU_AXES, CPU_ROWS) == []
+    assert len(TORCH_ROWS) >= 60
+    assert len(CPU_ROWS) >= 90
 
 
 @pytest.mark.parametrize(
     "place",
-    [pytest.param(n, marks=() if n < IN_CI else pytest.mark.slow) for n in range(len(ROWS))],
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in range(len(ROWS))],
 )
 def test_row_equals_plain_decoding(place: int) -> None:
     row = ROWS[place]
-    where = str(row["checkpoint"]), str(row["format"])
+    name = str(row["checkpoint"])
+    if name in CPU and not here(name):
+        pytest.skip(f"this machine or installation has no {name}")
+    where = name, str(row["format"])
     target, every = target_of(*where), jobs_of(*where)
     number = min(int(row["batch"]) + SPARE, len(every))
     jobs = [every[(place * 7 + index) % len(every)] for index in range(number)]

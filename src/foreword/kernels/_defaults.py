@@ -66,9 +66,19 @@ def default_numerics(isa: str | None, groups: Collection[int]) -> str:
     return modes.small_groups if min(groups) <= SMALL_GROUP else modes.large_groups
 
 
+def remarks(isa: str | None, numerics: str, chosen: bool, groups: Collection[int]) -> list[str]:
+    """What a user should hear about the mode. chosen: by us, not by name."""
+    if isa is None or isa in HAS_BFLOAT16:
+        return []
+    if chosen:
+        return [] if groups else [f"numerics float32: {isa} has no bfloat16 instructions"]
+    instead = arithmetic(isa, numerics)
+    return [] if instead is None else [f"numerics {numerics} on {isa} is computed in {instead}"]
+
+
 def arithmetic(isa: str | None, numerics: str | None) -> str | None:
     """What a mode is computed in where this instruction set cannot, None where it can."""
-    if isa is None or isa in HAS_BFLOAT16 or numerics == "float32":
+    if isa is None or isa in HAS_BFLOAT16 or numerics not in ("bfloat16", "a16"):
         return None
     return "float32, for want of bfloat16 instructions"
 

@@ -142,8 +142,9 @@ void Team::serve(int index) {
   FloatState state;
   uint64_t seen = 0;
   while (true) {
-    for (int spins = 0; generation_.load(std::memory_order_acquire) == seen && spins < kSpins;)
-      ++spins, FOREWORD_PAUSE();
+    for (int left = kSpins; left && generation_.load(std::memory_order_acquire) == seen; --left) {
+      FOREWORD_PAUSE();
+    }
     if (generation_.load(std::memory_order_acquire) == seen) {
       std::unique_lock<std::mutex> lock(mutex_);
       wake_.wait(lock, [&] { return generation_.load() != seen; });
