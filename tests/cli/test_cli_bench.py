@@ -120,16 +120,16 @@ def test_quantised_at_load_the_ceiling_counts_a_byte_a_weight(cli, small, tiny_p
 
 
 def test_other_tokens_for_the_same_prompt_end_the_run(cli, small, tiny_path, monkeypatch):
-    from foreword.sample.sampler import GumbelSampler
+    from foreword.sample.compiled import CompiledSampler
 
-    choose, calls = GumbelSampler.choose, iter(range(10**6))
+    choose, calls = CompiledSampler.choose, iter(range(10**6))
 
     def now_and_then_wrong(self, row, *arguments):
         if next(calls) == 20:
             row = -row
         return choose(self, row, *arguments)
 
-    monkeypatch.setattr(GumbelSampler, "choose", now_and_then_wrong)
+    monkeypatch.setattr(CompiledSampler, "choose", now_and_then_wrong)
     ran = cli("bench", "decode", tiny_path, "--repeat", 1, "--threads", 1)
     check(ran, "other tokens than before", "no figure is reported", "foreword audit")
 

@@ -278,7 +278,7 @@ def generated(path, name, rows):
         name, num_speculative_tokens=DEPTH, node_budget=16, options=options, **own
     )
     cache = CacheConfig(memory=memory, enable_prefix_caching=False)
-    config = EngineConfig(str(path), max_model_len=64, threads=1, cache=cache)
+    config = EngineConfig(str(path), numerics="float32", max_model_len=64, threads=1, cache=cache)
     built = build(dataclasses.replace(config, speculative=speculative))
     sequences = []
     for row in range(rows):

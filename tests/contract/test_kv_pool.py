@@ -58,7 +58,7 @@ def test_a_scale_in_the_null_slot_is_found() -> None:
 
 def test_formats_do_not_share_prefixes() -> None:
     """The identity a store is made with names the format: see build.make_store."""
-    config = EngineConfig("m", cache=CacheConfig(dtype="int8"))
+    config = EngineConfig("m", numerics="float32", cache=CacheConfig(dtype="int8"))
     checkpoint = SimpleNamespace(
         fingerprint=lambda: "f",
         config=SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=4),

@@ -31,6 +31,7 @@ class Options:
     prompt: list[str] | None = None
     numerics: str = "float32"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     backend: str = "torch"
     isa: str | None = None
     threads: int | None = 1

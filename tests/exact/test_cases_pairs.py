@@ -16,6 +16,7 @@ from foreword.errors import ConfigError, UnsupportedModel
 from foreword.llm import LLM
 from foreword.types import SamplingParams
 
+SAME_BITS: Any = {"numerics": "float32", "backend": "torch", "kv_cache_memory": 32 << 20}  # as rig
 ONE_BRANCH = {"num_branches": 1, "confidence_threshold": 0.0}
 
 
@@ -84,9 +85,7 @@ def test_v50_a_tokenizer_with_two_ids_swapped_is_refused(tmp_path: Path) -> None
 def test_v50_a_pair_that_differs_in_an_unused_special_loads(tmp_path: Path) -> None:
     """V50: and its text is the plain one."""
     draft = edited_tokenizer(tmp_path, "renamed", rename_unused)
-    llm = LLM(
-        str(apparatus.target()), speculative_config={"model": str(draft)}, kv_cache_memory=32 << 20
-    )
+    llm = LLM(str(apparatus.target()), speculative_config={"model": str(draft)}, **SAME_BITS)
     expected = rig(max_position=apparatus.CONTEXT).plain(Job(prompt(6), 16, logprobs=None))
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
     (out,) = llm.generate([list(prompt(6))], params)[0].outputs
@@ -100,7 +99,7 @@ def test_v52_the_target_file_as_its_own_drafter() -> None:
     weights in memory once (the documented behaviour)."""
     path = str(apparatus.target())
     speculation = {"model": path, "num_speculative_tokens": 4, "node_budget": 4, "tree": "chain"}
-    llm = LLM(path, speculative_config={**speculation, **ONE_BRANCH}, kv_cache_memory=32 << 20)
+    llm = LLM(path, speculative_config={**speculation, **ONE_BRANCH}, **SAME_BITS)
     assert llm.engine.parts.drafter._model is llm.engine.parts.model
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     (out,) = llm.generate([list(prompt(10))], params)[0].outputs

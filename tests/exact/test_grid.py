@@ -235,7 +235,7 @@ def test_row_equals_plain_decoding(place: int) -> None:
         preempted=engine.parts.scheduler.num_preemptions,
         prefix_hits=engine.parts.kv.prefix_hits,
     )
-    HAPPENED["largest_tree"] = max(HAPPENED["largest_tree"], *sizes)
+    HAPPENED["largest_tree"] = max([HAPPENED["largest_tree"], *sizes])
 
 
 def test_the_rows_reached_what_they_vary() -> None:

@@ -19,6 +19,7 @@ from foreword.audit.laboratory import Laboratory
 from foreword.audit.run import Report, audit
 from foreword.audit.settings import THOROUGH, Setting
 from foreword.config import EngineConfig
+from foreword.sample.sampler import GumbelSampler
 
 AXES: Axes = {
     **THOROUGH,
@@ -54,7 +55,10 @@ def laboratories() -> Iterator[dict[str, Laboratory]]:
 
 def load(numerics: str) -> Laboratory:
     path = apparatus.target(num_layers=1, dtype=numerics, max_position=256)
-    return Laboratory(EngineConfig(model=str(path), numerics=numerics, backend="torch", threads=1))
+    config = EngineConfig(model=str(path), numerics=numerics, backend="torch", threads=1)
+    laboratory = Laboratory(config)
+    laboratory.sampler = GumbelSampler()  # the specification: mutants break what it is made of
+    return laboratory
 
 
 def cases(laboratory: Laboratory) -> list[Case]:

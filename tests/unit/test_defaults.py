@@ -23,7 +23,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "numerics.md"
 @pytest.mark.parametrize(
     ("isa", "groups", "numerics"),
     [
-        ("amx", (), "bfloat16"), ("amx", (32,), "a16"), ("amx", (16, 128), "a16"),
+        ("amx", (), "bfloat16"), ("amx", (32,), "a8"), ("amx", (16, 128), "a8"),
         ("amx", (64,), "a8"), ("amx", (128, 4096), "a8"),
         ("avx512", (), "bfloat16"), ("avx512", (16,), "a8"), ("avx512", (128,), "a8"),
         ("avx2", (), "float32"), ("avx2", (32,), "a8"), ("avx2", (896,), "a8"),
@@ -40,7 +40,7 @@ def test_the_table_is_the_documented_one() -> None:
             if line.startswith("| `")]  # fmt: skip
     cells = {row[0].strip(" `"): tuple(cell.strip(" `") for cell in row[1:]) for row in rows}
     for isa, modes in _defaults.TABLE.items():
-        assert cells[isa] == (modes.floats, modes.small_groups, modes.large_groups)
+        assert cells[isa] == (modes.floats, modes.integers)
     assert set(_defaults.TABLE) == set(cpu.ISAS)
 
 

@@ -14,25 +14,21 @@ from foreword.kernels.cpu.backend import ISAS, choose_isa, load_native
 
 log = logging.getLogger("foreword")
 
-SMALL_GROUP = 32  # columns: up to here a scale costs as much as the products it belongs to
-
 
 @dataclass(frozen=True, slots=True)
 class _Modes:
-    """The mode of a checkpoint: without quantised matrices, with groups of 16 or 32 columns in any
-    of them, with larger groups or a scale per row only."""
+    """The mode of a checkpoint without quantised matrices, and with any."""
 
     floats: str
-    small_groups: str
-    large_groups: str
+    integers: str
 
 
 # Backend cpu, by instruction set. The others run float32: stock products gain nothing from less.
 TABLE = {
-    "amx": _Modes("bfloat16", "a8", "a8"),
-    "avx512": _Modes("bfloat16", "a8", "a8"),
-    "avx2": _Modes("float32", "a8", "a8"),
-    "portable": _Modes("float32", "a8", "a8"),
+    "amx": _Modes("bfloat16", "a8"),
+    "avx512": _Modes("bfloat16", "a8"),
+    "avx2": _Modes("float32", "a8"),
+    "portable": _Modes("float32", "a8"),
 }
 HAS_BFLOAT16 = ("amx", "avx512")  # the others widen bfloat16 and multiply in float32
 
@@ -61,9 +57,7 @@ def default_numerics(isa: str | None, groups: Collection[int]) -> str:
     if isa is None:
         return "float32"
     modes = TABLE[isa]
-    if not groups:
-        return modes.floats
-    return modes.small_groups if min(groups) <= SMALL_GROUP else modes.large_groups
+    return modes.integers if groups else modes.floats
 
 
 def remarks(isa: str | None, numerics: str, chosen: bool, groups: Collection[int]) -> list[str]:

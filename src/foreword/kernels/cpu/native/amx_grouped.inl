@@ -5,11 +5,11 @@
 //   a8   the dot of group g is P[g] - P[g - 1], exact modulo 2^32; the float part is finish_a8
 //   a16  sum of scale[g] (P[g] - P[g - 1]) = sum of P[g] (scale[g] - scale[g + 1]), a sum by parts,
 //        which takes one operation a group: y = y + delta[g] * P[g] + offset[g] * sum(x of g)
-// A stretch of a panel's weights is unpacked into the nearest cache, then goes against every block of
-// 16 rows; sums wait in memory between stretches. The float part runs a group behind the matrix unit.
+// A stretch of a panel's weights is unpacked into the nearest cache, then goes against every block
+// of 16 rows; sums wait in memory between stretches. The float part runs a group behind the matrix unit.
 
 constexpr int kStretchBytes = 16384;     // of unpacked weights
-constexpr int kDots = 4;                 // results of as many groups are kept, at
+constexpr int kDots = 2;                 // results of as many groups are kept, at
 constexpr int kDotStride = 8192;         // bytes from each other
 constexpr size_t kSpanBytes = 1 << 20;   // of activations that one unpacking serves
 constexpr int kSpanBlocks = 64;          // at most
@@ -279,17 +279,14 @@ void tile_panels(const Linear& linear, const Rows& rows, int begin, int end, flo
 template <bool A8>
 void amx_grouped(const Linear& linear, const Rows& rows, int begin, int end, float* out,
                  size_t stride, bool add, uint8_t* scratch) {
-  const int count = rows.rows;
-  const int most = count > 8 ? 16 : count > 4 ? 8 : count > 1 ? 4 : 1;
+  const int count = rows.rows, most = count > 8 ? 16 : count > 4 ? 8 : 4;
   const int bytes = linear.block * (A8 ? 1 : 2);
   configure(most, bytes < 64 ? bytes : 64, bytes < 64 ? bytes / 4 : 16);
   if (most == 16)
     tile_panels<A8, 16>(linear, rows, begin, end, out, stride, add, scratch);
   else if (most == 8)
     tile_panels<A8, 8>(linear, rows, begin, end, out, stride, add, scratch);
-  else if (most == 4)
-    tile_panels<A8, 4>(linear, rows, begin, end, out, stride, add, scratch);
   else
-    tile_panels<A8, 1>(linear, rows, begin, end, out, stride, add, scratch);
+    tile_panels<A8, 4>(linear, rows, begin, end, out, stride, add, scratch);
   _tile_release();
 }
