@@ -63,6 +63,12 @@ inline float f_sum(F v) {
   const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
+// Whether -limit < v < limit in all lanes.
+inline bool f_all_within(F v, float limit) {
+  const __m256 size = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)), l = _mm256_set1_ps(limit);
+  return _mm256_movemask_ps(_mm256_cmp_ps(_mm256_and_ps(v.a, size), l, _CMP_LT_OQ)) == 0xff &&
+         _mm256_movemask_ps(_mm256_cmp_ps(_mm256_and_ps(v.b, size), l, _CMP_LT_OQ)) == 0xff;
+}
 inline float f_top(F v) {
   const __m256 a = _mm256_max_ps(v.a, v.b);
   const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

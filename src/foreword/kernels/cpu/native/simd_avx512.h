@@ -43,6 +43,10 @@ inline float f_sum(F v) {
   const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
+// Whether -limit < v < limit in all lanes.
+inline bool f_all_within(F v, float limit) {
+  return _mm512_cmp_ps_mask(_mm512_abs_ps(v), _mm512_set1_ps(limit), _CMP_LT_OQ) == 0xffff;
+}
 inline float f_top(F v) { return _mm512_reduce_max_ps(v); }
 
 inline I i_zero() { return _mm512_setzero_si512(); }

@@ -116,6 +116,12 @@ inline float f_sum(F a) {
     for (int i = 0; i < half; ++i) a.v[i] = a.v[i] + a.v[i + half];
   return a.v[0];
 }
+// Whether -limit < a < limit in all lanes.
+inline bool f_all_within(F a, float limit) {
+  for (int i = 0; i < 16; ++i)
+    if (!(-limit < a.v[i] && a.v[i] < limit)) return false;
+  return true;
+}
 inline float f_top(F a) {
   for (int i = 1; i < 16; ++i) a.v[0] = a.v[0] > a.v[i] ? a.v[0] : a.v[i];
   return a.v[0];
