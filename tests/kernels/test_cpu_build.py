@@ -13,7 +13,7 @@ import pytest
 import foreword.kernels.cpu
 from foreword.kernels.cpu.backend import load_native
 
-NATIVE = Path(foreword.kernels.cpu.__path__[0]) / "native"
+NATIVE = Path(foreword.kernels.cpu.__file__).parent / "native"
 ROOT = Path(__file__).resolve().parents[2]
 PORTABLE = Path(__file__).parent / "native" / "portable_check.cpp"
 FORBIDDEN = re.compile(r"fast-math|march=native|Ofast|fassociative|funsafe|mtune=native|/fp:fast")

@@ -27,7 +27,6 @@ from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
 
 ISAS = ("portable", "avx2", "avx512", "amx")  # worst first
-LARGEST_HEAD = 512
 KV_FORMATS = (torch.float32, torch.bfloat16, torch.int8)  # in the order of native/plan.h
 
 
@@ -71,11 +70,6 @@ class CpuKernels:
         check_config(config)
         if numerics not in NUMERICS:
             raise KernelUnavailable(f"backend cpu has no numerics {numerics!r}")
-        if config.head_dim > LARGEST_HEAD:
-            raise KernelUnavailable(
-                f"backend cpu takes heads of at most {LARGEST_HEAD} dimensions, not "
-                f"{config.head_dim}; use --backend torch"
-            )
         self.native = load_native()
         self.isa = choose_isa(self.native, isa)
         self.config = config
@@ -98,7 +92,7 @@ class CpuKernels:
         return np.errstate(all="ignore")
 
     def close(self) -> None:
-        self._pool = self._packer.pool = None
+        self._pool = self._packer.pool = self._network = None
 
     def set_threads(self, threads: int) -> None:
         self._open_pool()

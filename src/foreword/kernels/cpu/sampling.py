@@ -35,6 +35,8 @@ class NativeRows:
     def choose(
         self, asks: SequenceOf[RowAsk]
     ) -> list[tuple[int, int, float, list[tuple[int, float]]]]:
+        if not asks:
+            return []
         size = len(asks[0][0])
         assert all(len(ask[0]) == size for ask in asks), "rows of one length"
         packed = b"".join([_pack(ask) for ask in asks])

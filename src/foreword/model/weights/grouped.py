@@ -57,6 +57,8 @@ class GroupedInt:
         )
         assert (self.super_offset is None) == (self.sub_offset is None)
         assert (self.offset, self.super_offset, self.zero).count(None) >= 2
+        assert not self.signed or not self.has_offset, "signed integers have no offset"
+        assert self.super_scale is None or (self.offset is None and self.zero is None)
         for part in (self.scale, self.offset, self.sub_scale, self.sub_offset, self.zero):
             assert part is None or part.shape == (rows, self.groups), part.shape
         for part in (self.super_scale, self.super_offset):

@@ -48,7 +48,7 @@ class Trial {
   Trial(const Ops& ops, const Linear& linear, int rows) : ops_(ops), linear_(linear) {
     const size_t block = round_up(rows, kRowBlock);
     const int groups = is_grouped(linear.activation) ? groups_of(linear) : 0;
-    values_.resize(block * linear.padded * value_bytes(linear.activation) + 64);
+    values_.resize(block / kRowBlock * row_block_bytes(linear.activation, linear.padded) + 64);
     scales_.resize(block * groups + 16);
     sums_.resize(block * groups + 16);
     isums_.resize(block * groups + 16);

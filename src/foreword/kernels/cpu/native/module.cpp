@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 
 #include "float_state.h"
@@ -110,6 +111,7 @@ struct Network {  // a model and what keeps its parts alive
   std::shared_ptr<Store> store;
   std::vector<std::unique_ptr<Linear>> linears;
   Arena arena;
+  std::mutex one_pass;  // the arena serves one at a time
 
   const Linear* keep(const Weight& weight) {
     linears.push_back(std::make_unique<Linear>(weight.linear));
@@ -173,9 +175,10 @@ void run(Network& self, const std::string& isa, Pool& pool, int count, Address t
                               at<int32_t>(segments[i + 4])});
   for (Address address : keys) batch.keys.push_back(reinterpret_cast<uint8_t*>(address));
   for (Address address : values) batch.values.push_back(reinterpret_cast<uint8_t*>(address));
-  self.model.kv_format = static_cast<Kv>(kv_format);
   const Ops& ops = ops_of(isa);
   nb::gil_scoped_release unlocked;
+  std::lock_guard<std::mutex> alone(self.one_pass);
+  self.model.kv_format = static_cast<Kv>(kv_format);
   run_pass(ops, self.model, batch, reinterpret_cast<float*>(logits), pool, self.arena);
 }
 
@@ -186,7 +189,7 @@ void product(const Weight& weight, const std::string& isa, Pool& pool, int rows,
   const Ops& ops = ops_of(isa);
   const size_t blocks = round_up(rows, 16);
   const int groups = linear.group ? groups_of(linear) : 0;
-  const size_t values = blocks / kRowBlock * row_block_bytes(linear.activation, linear.padded), 
+  const size_t values = blocks / kRowBlock * row_block_bytes(linear.activation, linear.padded),
                per_group = blocks * groups * 4 + 64;
   const size_t scratch = product_scratch(linear.padded, groups);
   const size_t line_bytes = round_up(linear.inputs, 16) * sizeof(float);

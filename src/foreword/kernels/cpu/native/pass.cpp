@@ -149,9 +149,10 @@ class Runner {
     inner_stride_ = round_up(m.intermediate, 16);
     few_ = rows <= kFewRows;
 
-    size_t inputs = 0, scratch = 0;
+    size_t inputs = 0, few_inputs = 0, scratch = 0;
     auto consider = [&](std::initializer_list<const Linear*> linears, int count) {
       inputs = std::max(inputs, Inputs::bytes(linears, count));
+      few_inputs = std::max(few_inputs, Inputs::bytes(linears, std::min(count, kFewRows)));
       for (const Linear* linear : linears)
         scratch = std::max(scratch, product_scratch(linear->padded, linear->format ==
                                                     Format::kGrouped ? groups_of(*linear) : 0));
@@ -169,7 +170,7 @@ class Runner {
     const int widest = std::max({hidden_stride_, context_stride_, inner_stride_});
     const size_t floats = static_cast<size_t>(rows) * (hidden_stride_ + qkv_stride_ +
                                                        context_stride_ + 2 * inner_stride_);
-    const size_t member = widest * 4 + scratch + inputs + 3 * kPage;
+    const size_t member = widest * 4 + scratch + few_inputs + 3 * kPage;
     arena.reset(floats * 4 + inputs + pool_.size() * member + attention_.partial_bytes() + 8 * kPage);
     auto take = [&](int stride) {
       return static_cast<float*>(arena.take(static_cast<size_t>(rows) * stride * 4));
@@ -185,7 +186,7 @@ class Runner {
     for (Member& member : members_) {
       member.line = static_cast<float*>(arena.take(widest * 4));
       member.scratch = static_cast<uint8_t*>(arena.take(scratch));
-      member.inputs = static_cast<uint8_t*>(arena.take(inputs));
+      member.inputs = static_cast<uint8_t*>(arena.take(few_inputs));
     }
     tickets_ = std::vector<Ticket>(m.layers.size() * kLayerPhases + kEndPhases);
     ranges_ = std::vector<Ticket>(tickets_.size() * pool_.size());

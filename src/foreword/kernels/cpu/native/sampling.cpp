@@ -209,7 +209,10 @@ int top_k(const Loops& loops, Pool& pool, const float* values, int rows, int siz
     const LogitRow row(loops, Split(nullptr), values + index * size, size);
     const auto nan = [](float value) { return std::isnan(value); };
     if (row.fault == Fault::kNonFinite && std::any_of(row.values, row.values + size, nan)) {
-      bad = static_cast<int>(index);
+      int seen = bad;
+      while ((seen < 0 || static_cast<int>(index) < seen) &&
+             !bad.compare_exchange_weak(seen, static_cast<int>(index))) {
+      }
       return;
     }
     size_t place = index * k;

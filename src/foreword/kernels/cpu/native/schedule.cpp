@@ -67,7 +67,7 @@ void Attention::plan(const Model& model, const Batch& batch, int threads) {
     const int heads = few ? model.kv_heads : 1;
     const int whole = (segment.rows + block - 1) / block * (model.kv_heads / heads) *
                       static_cast<int>(batch.segments.size());
-    const int pieces = split_ ? std::min(parts, std::max(1, 4 * threads / whole)) : 1;
+    const int pieces = split_ ? std::min(parts, std::max(1, 4 * threads / std::max(1, whole))) : 1;
     const int step = (parts + pieces - 1) / pieces;
     for (int begin = 0; begin < segment.rows; begin += block)
       for (int head = 0; head < model.kv_heads; head += heads)
