@@ -21,7 +21,7 @@ from foreword.kv.pool import KVPool
 
 STORES = sorted(
     path.stem
-    for path in Path(foreword.kv.__path__[0]).glob("*.py")
+    for path in Path(foreword.kv.__file__).parent.glob("*.py")
     if hasattr(importlib.import_module(f"foreword.kv.{path.stem}"), "make")
 )
 

@@ -16,7 +16,7 @@ from rig import BASE, assert_same_bits, ids_of, in_blocks, one_pass
 import foreword.kernels.cpu
 from foreword.errors import KernelUnavailable
 
-NATIVE_SOURCES = Path(foreword.kernels.cpu.__path__[0]) / "native"
+NATIVE_SOURCES = Path(foreword.kernels.cpu.__file__).parent / "native"
 CHECK = Path(__file__).parent / "native" / "pool_check.cpp"
 TASKS = Path("/proc/self/task")
 needs_proc = pytest.mark.skipif(not TASKS.exists(), reason="needs Linux's /proc")

@@ -9,7 +9,7 @@ import pytest
 
 import foreword.kernels
 
-ROOT = Path(foreword.kernels.__path__[0])
+ROOT = Path(foreword.kernels.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 FORBIDDEN = {
     "compile": "torch.compile picks code by shape",
