@@ -196,6 +196,7 @@ void tile_rows(const Stretch& stretch, const Rows& rows, int block, int begin, i
   const int groups = groups_of(linear);
   const size_t row_bytes = (size_t)linear.block * (A8 ? 1 : 2);  // of a block of k
   const size_t bytes = row_bytes < 64 ? row_bytes : 64, group_blocks = linear.group / linear.block;
+  const size_t packed = stretch.group_bytes * bytes / (group_blocks * row_bytes);
   const bool is_signed = linear.zero != 0;
   const uint8_t* x =
       row_block(rows, block) + (size_t)begin * linear.group * 16 * (A8 ? 1 : 2);
@@ -219,12 +220,12 @@ void tile_rows(const Stretch& stretch, const Rows& rows, int block, int begin, i
         else
           FOREWORD_STEP(_tile_dpbsud, bytes, x, w);
         x += 16 * bytes, w += 16 * bytes;
+        // Asked for a few lines at a time: a burst of requests would hold up the loads here.
+        if (coming) {
+          for (size_t ahead = 0; ahead < packed; ahead += 64) prefetch(coming + ahead);
+          coming += packed;
+        }
       }
-    }
-    // Asked for a few lines at a time: a burst of requests would hold up the loads here.
-    if (coming) {
-      for (size_t ahead = 0; ahead < stretch.group_bytes; ahead += 64) prefetch(coming + ahead);
-      coming += stretch.group_bytes;
     }
     if (g) {  // the float part of the group before
       finish_group<A8, OFFSET, M>(acc, after, before, scales, sums, steps);

@@ -128,19 +128,19 @@ struct Integers {
 template <int KIND, int BITS, int BLOCK, int M>
 inline void a8_tile(const Linear& linear, const Rows& rows, int row, const uint8_t* panel, F* acc) {
   const int groups = groups_of(linear), blocks = linear.group / BLOCK;
+  const size_t packed = linear.group_bytes / blocks;  // of a block
   const uint8_t* x = row_block(rows, row / 16) + grouped_place(rows, row, 0);
   size_t at = (size_t)(row / 16) * groups * 16 + row % 16;
   Cursor cursor(linear, panel);
   for (int g = 0; g < groups; ++g, at += 16, cursor.next()) {
     const Scales s = cursor.scales();
     const uint8_t* q = cursor.values();
-    if (M <= 2)
-      for (size_t ahead = 0; ahead < linear.group_bytes + 64; ahead += 64)
-        prefetch(q + kAhead + ahead);
     I even[M], odd[M];
     FOREWORD_UNROLL
     for (int m = 0; m < M; ++m) even[m] = odd[m] = i_zero();
     for (int b = 0; b < blocks; ++b, x += 16 * BLOCK) {
+      if (M <= 2)
+        for (size_t ahead = 0; ahead < packed + 64; ahead += 64) prefetch(q + kAhead + ahead);
       B w[BLOCK / 4];
       q = unpack<BITS, BLOCK>(q, w);
       FOREWORD_UNROLL
@@ -181,6 +181,7 @@ inline void a16_tile(const Linear& linear, const Rows& rows, int row, const uint
                      F* acc) {
   constexpr int kPiece = BLOCK < 32 ? BLOCK : 32;
   const int groups = groups_of(linear), blocks = linear.group / BLOCK;
+  const size_t packed = linear.group_bytes / blocks;  // of a block
   const float* x = (const float*)row_block(rows, row / 16) + grouped_place(rows, row, 0);
   size_t at = (size_t)(row / 16) * groups * 16 + row % 16;
   const Integers<BITS> integers(linear.zero);
@@ -191,10 +192,9 @@ inline void a16_tile(const Linear& linear, const Rows& rows, int row, const uint
   Scales s = cursor.scales();
   for (int g = 0; g < groups; ++g, at += 16) {
     const uint8_t* q = cursor.values();
-    if (M <= 2)
-      for (size_t ahead = 0; ahead < linear.group_bytes + 64; ahead += 64)
-        prefetch(q + kAhead + ahead);
     for (int b = 0; b < blocks; ++b, x += 16 * BLOCK) {
+      if (M <= 2)
+        for (size_t ahead = 0; ahead < packed + 64; ahead += 64) prefetch(q + kAhead + ahead);
       B w[BLOCK / 4];
       q = unpack<BITS, BLOCK>(q, w);
       FOREWORD_UNROLL
