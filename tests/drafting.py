@@ -182,12 +182,24 @@ def step(
     trees = builder.build([sequence.token_ids[-1] for sequence in sequences], tries, budget)
     outcomes = []
     for sequence, tree in zip(sequences, trees, strict=True):
+        logits = rows_of(sequence, tree, following)
         verdict = walk(sequence, tree, following)
         sequence.token_ids.extend(verdict.tokens)
         sequence.stats.add(tree.num_drafted, verdict.num_accepted, len(verdict.tokens))
-        outcomes.append(Outcome(sequence, tree, verdict))
+        outcomes.append(Outcome(sequence, tree, verdict, logits))
     drafter.observe(outcomes)
     return outcomes
+
+
+def rows_of(sequence: Sequence, tree: DraftTree, following: Next) -> np.ndarray:
+    """float32 [nodes, VOCAB]: 1 at the token that follows each node, 0 elsewhere."""
+    rows = np.zeros((len(tree), VOCAB), dtype=np.float32)
+    paths: list[list[int]] = [list(sequence.output_ids)]
+    for node, parent in enumerate(tree.parents):
+        if node:
+            paths.append([*paths[parent], tree.tokens[node]])
+        rows[node, following(sequence, paths[node])] = 1.0
+    return rows
 
 
 def depths_of(trie: Trie) -> list[int]:

@@ -33,6 +33,7 @@ from foreword.model.weights.open import open_checkpoint
 from foreword.model.weights.quantize import quantised
 from foreword.protocols import CompiledRows, Drafter, KVStore, Sampler, TreeBuilder
 from foreword.sample.compiled import CompiledSampler
+from foreword.sample.rows import NumpyRows
 from foreword.sample.sampler import GumbelSampler
 from foreword.scheduler import Scheduler
 from foreword.text.compatible import compatible
@@ -105,7 +106,11 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     model = load_model(config, checkpoint, tokenizer.vocab_size, context, progress)
     sampler = make_sampler(model)
     draft_model = None
-    draft_context = DraftContext(config.speculative.num_speculative_tokens, model.vocab_size)
+    draft_context = DraftContext(
+        config.speculative.num_speculative_tokens,
+        model.vocab_size,
+        row_ops=compiled_rows(model) or NumpyRows(),
+    )
     if draft is not None:
         draft_model = model
         if not shared:

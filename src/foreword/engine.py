@@ -131,7 +131,7 @@ class Engine:
             if work.tree is not None:
                 assert logits is not None
                 verdict = self._walk(sequence, work.tree, logits)
-                outcomes.append(Outcome(sequence, work.tree, verdict))
+                outcomes.append(Outcome(sequence, work.tree, verdict, logits))
                 path = verdict.path
             if sequence.error is None:
                 kept = work.kept_rows(path)

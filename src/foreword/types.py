@@ -12,6 +12,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from foreword.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -108,7 +110,8 @@ class Request:
 
     `eos_ids` are the model's own end tokens (empty when the user ignores them). `watch` sees each
     emitted id and says when a stop string is complete (None: ids only). `group` ties samples of one
-    prompt together, `salt` bounds prefix-cache sharing, lower `priority` runs first.
+    prompt together, `salt` bounds prefix-cache sharing and what drafters learn across requests,
+    lower `priority` runs first.
     """
 
     id: str
@@ -120,6 +123,7 @@ class Request:
     priority: int = 0
     group: str | None = None
     salt: str = ""
+    deadline: float | None = None  # time.monotonic() by which it should end; a wish, not a limit
     watch: Callable[[int], bool] | None = None  # token id -> a stop string is complete
 
 
@@ -206,18 +210,21 @@ class Trie:
 
     Node i holds `tokens[i]`; `parents[i]` is -1 (child of the root) or an index < i. `scores[i]` in
     (0, 1] is the chance that i is accepted *given that its parent is*; `add` merges equal siblings.
+    `evidence[i]`: what the score rests on, in the source's own small whole numbers (a match length,
+    a rank); calibration keeps a count for each.
     """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    evidence: list[int] = field(default_factory=list)
     _index: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int, score: float, source: str) -> int:
+    def add(self, parent: int, token: int, score: float, source: str, evidence: int = 0) -> int:
         """Add a child, or raise an equal sibling's score; returns the node's index."""
         assert -1 <= parent < len(self.tokens), (parent, len(self.tokens))
         score = min(max(score, 1e-9), 1.0)
@@ -225,12 +232,14 @@ class Trie:
         if found is not None:
             if score > self.scores[found]:
                 self.scores[found], self.sources[found] = score, source
+                self.evidence[found] = evidence
             return found
         self._index[parent, token] = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
         self.scores.append(score)
         self.sources.append(source)
+        self.evidence.append(evidence)
         return len(self.tokens) - 1
 
     def add_chain(self, tokens: SequenceOf[int], scores: SequenceOf[float], source: str) -> None:
@@ -284,11 +293,16 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What `Drafter.observe` learns about one sequence after a step; its token_ids are extended."""
+    """What `Drafter.observe` learns about one sequence after a step; its token_ids are extended.
+
+    `logits` float32 [nodes, vocab]: the target's raw rows after each node of `tree`, whether it was
+    accepted or not. A view, good until `observe` returns.
+    """
 
     sequence: Sequence
     tree: DraftTree
     verdict: Verdict
+    logits: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)

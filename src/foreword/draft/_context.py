@@ -14,10 +14,11 @@ Knows no drafter. A name that starts with an underscore is not a drafter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foreword.errors import ConfigError
-from foreword.protocols import KVStore, Model, Sampler
+from foreword.protocols import KVStore, Model, RowOps, Sampler
+from foreword.sample.rows import NumpyRows
 from foreword.types import Sequence, Trie
 
 
@@ -26,7 +27,8 @@ class DraftContext:
     """What `build.py` hands to `make`.
 
     max_depth: longest draft path (`num_speculative_tokens`). vocab_size: ids the target can emit;
-    no drafter proposes an id beyond. model, kv, sampler: for drafters that need "own_kv".
+    no drafter proposes an id beyond. row_ops: top-k of the target's logit rows. model, kv, sampler:
+    for drafters that need "own_kv".
     """
 
     max_depth: int
@@ -34,6 +36,7 @@ class DraftContext:
     model: Model | None = None
     kv: KVStore | None = None
     sampler: Sampler | None = None
+    row_ops: RowOps = field(default_factory=NumpyRows)
 
     def __post_init__(self) -> None:
         for name in ("max_depth", "vocab_size"):
@@ -56,5 +59,7 @@ def keep_best(trie: Trie, budget: int) -> Trie:
     result, moved = Trie(), {-1: -1}
     for node in kept:
         parent = moved[trie.parents[node]]
-        moved[node] = result.add(parent, trie.tokens[node], trie.scores[node], trie.sources[node])
+        moved[node] = result.add(
+            parent, trie.tokens[node], trie.scores[node], trie.sources[node], trie.evidence[node]
+        )
     return result
