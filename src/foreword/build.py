@@ -16,6 +16,7 @@ from typing import Any
 from foreword import machine
 from foreword.accept import exact
 from foreword.config import EngineConfig, from_options
+from foreword.cost import measure
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError, KernelUnavailable
@@ -29,7 +30,8 @@ from foreword.model.rope import inverse_frequencies
 from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.open import open_checkpoint
 from foreword.model.weights.quantize import quantised
-from foreword.protocols import CompiledRows, Drafter, KVStore, Sampler, TreeBuilder
+from foreword.pace import MOST, FixedPace, MeasuredPace
+from foreword.protocols import CompiledRows, Drafter, KVStore, Model, Pace, Sampler, TreeBuilder
 from foreword.sample.compiled import CompiledSampler
 from foreword.sample.rows import NumpyRows
 from foreword.sample.sampler import GumbelSampler
@@ -198,7 +200,7 @@ def assemble(
             builder=builder,
             sampler=sampler,
             acceptor=exact.make(),
-            node_budget=_node_budget(config.speculative.node_budget) if drafts else lambda _: 0,
+            pace=_pace(config, builder, model, kv) if drafts else FixedPace(lambda _: 0),
             guard=model.kernels.step_guard,
         )
     )
@@ -278,15 +280,19 @@ def load_model(
     return Decoder(shape, kernels, load, num_tokens, loaded)
 
 
-def _node_budget(fixed: int | None) -> Callable[[int], int]:
-    """Draft nodes per step: the given number, or what fills up the last matrix tile, at least half
-    of one."""
+def _pace(config: EngineConfig, builder: TreeBuilder, model: Model, kv: KVStore) -> Pace:
+    """Measured, for a builder that looks at costs and no fixed number of nodes; else the number
+    given, or what fills up the last matrix tile, at least half of one."""
+    fixed = config.speculative.node_budget
+    if fixed is None and getattr(member("tree", builder.name), "priced", False):
+        most = min(MOST, config.scheduler.max_num_batched_tokens)
+        return MeasuredPace(measure(model, kv, most), most)
 
     def fill(sequences: int) -> int:
         rows = -(-(sequences + TILE_ROWS // 2) // TILE_ROWS) * TILE_ROWS
         return rows - sequences
 
-    return fill if fixed is None else lambda _: fixed
+    return FixedPace(fill if fixed is None else lambda _: fixed)
 
 
 def with_backend(config: EngineConfig) -> EngineConfig:

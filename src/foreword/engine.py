@@ -8,6 +8,7 @@ position.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager
@@ -16,10 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.errors import ForewordError
-from foreword.protocols import Acceptor, Drafter, KVStore, Model, Sampler, TreeBuilder
+from foreword.protocols import Acceptor, Drafter, KVStore, Model, Pace, Sampler, TreeBuilder
 from foreword.scheduler import Entry, Plan, Scheduler
 from foreword.types import (
-    Budget,
     DraftTree,
     FinishReason,
     Outcome,
@@ -42,7 +42,7 @@ class Parts:
     builder: TreeBuilder
     sampler: Sampler
     acceptor: Acceptor
-    node_budget: Callable[[int], int]  # running sequences -> draft nodes to verify in a step
+    pace: Pace  # how many draft nodes a step may verify, and their price
     guard: Callable[[], AbstractContextManager[None]]  # pins host switches around a step
 
 
@@ -75,20 +75,24 @@ class Engine:
 
     def step(self) -> list[Sequence]:
         """Advance everything by one target pass; returns the sequences that emitted or ended."""
+        started = time.perf_counter()
         with self.parts.guard():
             plan = self._plan()
             if not plan.entries:
                 return []
             works = self._draft(plan)
+            before = time.perf_counter()
             rows = verify(self.parts.model, self.parts.kv, works)
+            passed = time.perf_counter() - before
             outcomes = self._accept(plan.entries, works, rows)
             self.parts.drafter.observe([done for done in outcomes if done.sequence.error is None])
+            self._time(plan.entries, works, outcomes, passed, time.perf_counter() - started)
             return self._emit(outcomes)
 
     def _plan(self) -> Plan:
         scheduler = self.parts.scheduler
-        nodes = self.parts.node_budget(max(1, len(scheduler.running)))
-        plan = scheduler.plan(self.parts.kv, draft_budget=nodes, max_per_sequence=nodes)
+        total, each = self.parts.pace.nodes(max(1, len(scheduler.running)))
+        plan = scheduler.plan(self.parts.kv, draft_budget=total, max_per_sequence=each)
         for sequence in plan.preempted:
             self._end_draft(sequence)
         return plan
@@ -101,10 +105,12 @@ class Engine:
                 self._drafting.add(entry.sequence.id)
                 self.parts.drafter.begin(entry.sequence)
         limits = [entry.draft_limit for entry in open_entries]
-        tries = self.parts.drafter.propose([entry.sequence for entry in open_entries], limits)
-        roots = [entry.sequence.token_ids[-1] for entry in open_entries]
-        if plan.draft_total:
-            budget = Budget(plan.draft_total, tuple(limits))
+        sequences = [entry.sequence for entry in open_entries]
+        tries = self.parts.drafter.propose(sequences, limits)
+        roots = [sequence.token_ids[-1] for sequence in sequences]
+        if any(map(len, tries)):
+            rows = sum(entry.count for entry in plan.entries)
+            budget = self.parts.pace.budget(sequences, rows, plan.draft_total, limits)
             built = self.parts.builder.build(roots, tries, budget)
         else:
             built = [DraftTree.root(root) for root in roots]
@@ -115,6 +121,22 @@ class Engine:
     def _work(entry: Entry, tree: DraftTree | None) -> Work:
         certain = entry.sequence.token_ids[entry.start : entry.start + entry.count]
         return Work(entry.sequence.id, tuple(certain), tree)
+
+    def _time(
+        self,
+        entries: SequenceOf[Entry],
+        works: SequenceOf[Work],
+        outcomes: SequenceOf[Outcome],
+        passed: float,
+        whole: float,
+    ) -> None:
+        """Tell the pace what the step took; a pass that reads a prompt skips rows at the head."""
+        if all(entry.count == 1 for entry in entries):
+            segments = [
+                (work.num_rows, entry.start) for entry, work in zip(entries, works, strict=True)
+            ]
+            self.parts.pace.passed(segments, passed)
+            self.parts.pace.stepped(outcomes, whole - passed)
 
     def _accept(
         self,
@@ -147,7 +169,7 @@ class Engine:
             sequence.error, sequence.finish_reason = error, "error"
             verdict = Verdict((), (), 0, True)
         emitted = sequence.token_ids[before:]
-        sources = guessed_by(tree, emitted)
+        sources = tree.guessed(emitted)
         sequence.sources += sources
         accepted = sum(source != "" for source in sources)
         for stats in (sequence.stats, self.stats):
@@ -185,16 +207,6 @@ class Engine:
         if sequence.id in self._drafting:
             self._drafting.discard(sequence.id)
             self.parts.drafter.end(sequence)
-
-
-def guessed_by(tree: DraftTree, tokens: SequenceOf[int]) -> list[str]:
-    """Per emitted token: the source of the node that held it, "" for the target's own."""
-    node: int | None = 0
-    sources = []
-    for token in tokens:
-        node = None if node is None else tree.child(node, token)
-        sources.append("" if node is None else tree.sources[node])
-    return sources
 
 
 def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:

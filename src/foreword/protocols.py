@@ -1,4 +1,4 @@
-"""The seams of the engine: six small interfaces, each a folder of files. No torch.
+"""The seams of the engine: small interfaces, each a folder of files or one file. No torch.
 
 A file's name in the folder is its name on the command line; `build.py` finds it. `make` in each
 file builds the object. tests/contract lists the folders and runs every promise below.
@@ -60,6 +60,30 @@ class TreeBuilder(Protocol):
     ) -> list[DraftTree]:
         """Parent-closed, topologically ordered trees within `budget`; `roots[i]` is node 0 of tree
         i."""
+
+
+class Pace(Protocol):
+    """How many draft nodes a step may verify and what they cost on this machine. Timings steer
+    speed; no token depends on them."""
+
+    def nodes(self, sequences: int) -> tuple[int, int]:
+        """Draft nodes of the next step at most, over all running sequences and for each."""
+
+    def budget(
+        self,
+        sequences: SequenceOf[Sequence],
+        rows: int,
+        total: int,
+        per_sequence: SequenceOf[int],
+    ) -> Budget:
+        """The budget of these sequences' trees, in a pass with `rows` certain rows (roots and
+        prompts) and at most `total` draft nodes."""
+
+    def passed(self, segments: SequenceOf[tuple[int, int]], seconds: float) -> None:
+        """A pass of such (rows, positions before them) took `seconds`; every row wanted logits."""
+
+    def stepped(self, outcomes: SequenceOf[Outcome], seconds: float) -> None:
+        """A step is done; `seconds` of it were spent outside the pass."""
 
 
 class Model(Protocol):

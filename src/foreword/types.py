@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -256,6 +257,7 @@ class DraftTree:
     tokens: tuple[int, ...]  # [nodes]; tokens[0] = last committed token
     parents: tuple[int, ...]  # [nodes]; parents[0] = -1, parents[i] < i
     sources: tuple[str, ...]  # [nodes]; sources[0] = ""
+    _index: dict[tuple[int, int], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -266,10 +268,18 @@ class DraftTree:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`; siblings are distinct."""
-        for index in range(node + 1, len(self.tokens)):
-            if self.parents[index] == node and self.tokens[index] == token:
-                return index
-        return None
+        if not self._index:  # made by the first question
+            self._index.update(zip(zip(self.parents, self.tokens, strict=True), count()))
+        return self._index.get((node, token))
+
+    def guessed(self, tokens: SequenceOf[int]) -> list[str]:
+        """Per emitted token: the source of the node that held it, "" for the target's own."""
+        node: int | None = 0
+        sources = []
+        for token in tokens:
+            node = None if node is None else self.child(node, token)
+            sources.append("" if node is None else self.sources[node])
+        return sources
 
     @staticmethod
     def root(token: int) -> DraftTree:
@@ -315,7 +325,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many draft nodes a step may verify: in total, and per sequence (roots not counted)."""
+    """How many draft nodes a step may verify, in total and per sequence (roots not counted), and
+    what they cost. Without `costs` a node is free.
+
+    costs: seconds of the step with 0, 1, ... `total` draft nodes. row_costs: what a node of each
+    sequence costs beyond, for its context. weights: what a token of each sequence is worth.
+    rate: weighted tokens a second that steps bring at their best lately; 0 = unknown.
+    """
 
     total: int
     per_sequence: tuple[int, ...]
+    costs: SequenceOf[float] = ()
+    row_costs: SequenceOf[float] = ()
+    weights: SequenceOf[float] = ()
+    rate: float = 0.0
