@@ -7,10 +7,12 @@ to the field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -135,6 +137,29 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]  # (id, logprob), logprob descending, id ascending
+
+
+@dataclass(slots=True)
+class SourceClock:
+    """How often each source was asked and how long it took, over the life of an engine. The engine
+    measures its drafter, a composite each of its sources: time inside another's is its own only."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    _inner: float = 0.0  # measured inside the measurement that is open
+
+    @contextmanager
+    def measure(self, name: str, calls: int = 1) -> Iterator[None]:
+        """Times the block on account of `name`."""
+        around, self._inner = self._inner, 0.0
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            spent = perf_counter() - started
+            self.calls[name] = self.calls.get(name, 0) + calls
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inner
+            self._inner = around + spent
 
 
 @dataclass(slots=True)

@@ -1,0 +1,224 @@
+"""The default: every source that earns its time, mixed by what its guesses have turned out to be.
+
+Scores of different sources mean different things; `_calibration.py` turns each into the chance that
+the guess is accepted, `_merge.py` makes one trie of all of them. The calibrated chance decides, no
+order of precedence (Hierarchy Drafting, arXiv 2502.05609, has one). Tree builders then spend the
+step's budget by reach, and their choice is as good as these chances.
+
+A source is worth its time while the tokens it is credited with would take the engine longer than
+asking it does. One that is not is left alone for some steps, then tried again; each failed trial
+doubles the pause. Time is the engine's own: from one call of `propose` to the next, over the tokens
+that came in between. What was learned is kept per salt. Frozen learning: no factor moves and nobody
+is left alone.
+
+Cost: its sources', and about three microseconds per node. Memory: `salts` calibrations, the last
+trie of each running sequence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from foreword.config import positive
+from foreword.draft._calibration import Calibration, Trust
+from foreword.draft._context import DraftContext
+from foreword.draft._merge import Merged
+from foreword.errors import ConfigError
+from foreword.protocols import Drafter
+from foreword.types import Outcome, Sequence, Trie
+
+needs: frozenset[str] = frozenset()
+acceptance_floor = 4.0
+
+MEMORY = 0.95  # share of the past that a step leaves in a running mean
+OUTLIER = 3.0  # times the mean that a measurement counts at most
+TRIAL = 24  # steps for which a source is asked before it is judged
+PAUSE, LONGEST_PAUSE = 32, 1024  # steps for which it is left alone, first and at most
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """sources: drafters that are asked; one that needs a draft model takes part where there is one.
+    salts: salts whose calibration is remembered."""
+
+    sources: tuple[str, ...] = ("ngram",)
+    salts: int = 8
+
+    def __post_init__(self) -> None:
+        positive(self, "salts")
+        names = self.sources if isinstance(self.sources, (list, tuple)) else ()
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"sources must be a list of drafters, got {self.sources!r}")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"sources names a drafter twice: {', '.join(names)}")
+        object.__setattr__(self, "sources", tuple(names))
+
+
+def sources(config: Config) -> tuple[str, ...]:
+    return config.sources
+
+
+@dataclass(slots=True)
+class _Source:
+    """A drafter and what it has been worth lately, per sequence and step."""
+
+    drafter: Drafter
+    tokens: float = 0.0  # credited
+    seconds: float = 0.0  # asked for
+    asked: int = 0  # steps since it was last left alone
+    pause: int = PAUSE
+    resting: int = 0  # steps for which it is still left alone
+
+    def judge(self, token_seconds: float) -> None:
+        """Leave it alone if its tokens would have come faster without it."""
+        if self.asked < TRIAL:
+            return
+        if self.tokens * token_seconds >= self.seconds:
+            self.pause = PAUSE
+            return
+        self.resting, self.asked = self.pause, 0
+        self.pause = min(2 * self.pause, LONGEST_PAUSE)
+
+    def paid(self, tokens: float) -> None:
+        self.tokens = MEMORY * self.tokens + (1.0 - MEMORY) * tokens
+
+    def took(self, seconds: float) -> None:
+        self.seconds = _mean(self.seconds, seconds)
+
+
+@dataclass(slots=True)
+class _State:
+    """What is kept of one sequence."""
+
+    trust: Trust = field(default_factory=dict)
+    merged: Merged | None = None  # what was proposed last
+
+
+class AutoDrafter:
+    """Hands everything on to its sources."""
+
+    name = "auto"
+
+    def __init__(self, config: Config, context: DraftContext) -> None:
+        self._config = config
+        self._context = context
+        self._sources = {name: _Source(drafter) for name, drafter in context.sources.items()}
+        self._states: dict[str, _State] = {}
+        self._calibrations: dict[str, Calibration] = {}  # by salt, the last used at the end
+        self._token_seconds = 0.0  # of one sequence
+        self._emitted = 0.0  # tokens a sequence since the last propose
+        self._proposed: float | None = None  # when that was
+
+    def begin(self, sequence: Sequence) -> None:
+        self._states[sequence.id] = _State()
+        for source in self._sources.values():
+            source.drafter.begin(sequence)
+
+    def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
+        self._clock_in()
+        given = [self._ask(source, sequences, budget) for source in self._asked()]
+        return [
+            self._merge(sequence, limit, [tries[row] for tries in given])
+            for row, (sequence, limit) in enumerate(zip(sequences, budget, strict=True))
+        ]
+
+    def observe(self, outcomes: SequenceOf[Outcome]) -> None:
+        for name, source in self._sources.items():
+            with self._context.clock.measure(name, calls=0):
+                source.drafter.observe(outcomes)
+        if not self._context.learning or not outcomes:
+            return
+        credit: dict[str, float] = {}
+        for outcome in outcomes:
+            state = self._states.get(outcome.sequence.id)
+            if state is None or state.merged is None:
+                continue
+            emitted = outcome.verdict.tokens
+            state.merged.learn(emitted, self._calibration(outcome.sequence), state.trust)
+            for name, share in state.merged.credit(emitted[: outcome.verdict.num_accepted]).items():
+                credit[name] = credit.get(name, 0.0) + share / len(outcomes)
+            state.merged = None
+            self._emitted += len(emitted) / len(outcomes)
+        for name, source in self._sources.items():
+            if not source.resting:
+                source.paid(credit.get(name, 0.0))
+
+    def end(self, sequence: Sequence) -> None:
+        self._states.pop(sequence.id, None)
+        for source in self._sources.values():
+            source.drafter.end(sequence)
+
+    @property
+    def calibrations(self) -> dict[str, Calibration]:
+        """By salt; for plots."""
+        return self._calibrations
+
+    def _asked(self) -> list[_Source]:
+        """The sources that take part in this step."""
+        asked = []
+        for source in self._sources.values():
+            if source.resting:
+                source.resting -= 1
+                continue
+            source.judge(self._token_seconds)
+            if not source.resting:
+                asked.append(source)
+        return asked
+
+    def _ask(
+        self, source: _Source, sequences: SequenceOf[Sequence], budget: SequenceOf[int]
+    ) -> list[Trie]:
+        started = time.perf_counter()
+        with self._context.clock.measure(source.drafter.name):
+            tries = source.drafter.propose(sequences, budget)
+        if self._context.learning and any(budget):
+            source.asked += 1
+            source.took((time.perf_counter() - started) / len(sequences))
+        return tries
+
+    def _merge(self, sequence: Sequence, limit: int, tries: SequenceOf[Trie]) -> Trie:
+        state, merged = self._states[sequence.id], Merged()
+        calibration = self._calibration(sequence)
+        kind = int(bool(sequence.request.params.temperature))
+        for trie in tries:
+            merged.add(trie, kind, calibration, state.trust)
+        merged.combine(kind, calibration)
+        state.merged = merged
+        return merged.best(limit)
+
+    def _calibration(self, sequence: Sequence) -> Calibration:
+        salt = sequence.request.salt
+        found = self._calibrations.get(salt)
+        if found is None:
+            while len(self._calibrations) >= self._config.salts:
+                del self._calibrations[next(iter(self._calibrations))]
+            found = self._calibrations[salt] = Calibration(self._context.learning)
+        elif len(self._calibrations) > 1:
+            self._calibrations[salt] = self._calibrations.pop(salt)
+        return found
+
+    def _clock_in(self) -> None:
+        """Seconds that one sequence waits for a token, a running mean."""
+        now = time.perf_counter()
+        if self._proposed is not None and self._emitted:
+            seconds = (now - self._proposed) / self._emitted
+            self._token_seconds = _mean(self._token_seconds, seconds)
+        self._proposed, self._emitted = now, 0.0
+
+
+def _mean(known: float, seconds: float) -> float:
+    """A running mean that one late measurement cannot spoil; 0 = nothing known yet."""
+    if not known:
+        return seconds
+    return known + (1.0 - MEMORY) * (min(seconds, OUTLIER * known) - known)
+
+
+def make(config: Config, context: DraftContext) -> Drafter:
+    if not context.sources:
+        raise ConfigError(
+            f"drafter 'auto' was given none of its sources ({', '.join(config.sources)}); name one "
+            "that needs no draft model, or a model with --draft-model"
+        )
+    return AutoDrafter(config, context)
