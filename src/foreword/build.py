@@ -8,7 +8,6 @@ An unknown name is an error that lists the folder.
 from __future__ import annotations
 
 import importlib
-import math
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,15 +19,14 @@ from foreword.config import EngineConfig, from_options
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError, KernelUnavailable
+from foreword.fit import TILE_ROWS, context_of, kv_format, slots_of
 from foreword.kernels import _defaults
 from foreword.kernels.cpu import CpuKernels, native_rows
 from foreword.kernels.ops import QUANTISED, Kernels, RotaryTable, WholePass, require_device
-from foreword.kv.pool import FORMATS, KVPool, available_bytes, bytes_per_slot
-from foreword.model.config import ModelConfig
+from foreword.kv.pool import FORMATS, KVPool
 from foreword.model.llama import Decoder
 from foreword.model.rope import inverse_frequencies
 from foreword.model.weights.checkpoint import Checkpoint
-from foreword.model.weights.memory import require_memory
 from foreword.model.weights.open import open_checkpoint
 from foreword.model.weights.quantize import quantised
 from foreword.protocols import CompiledRows, Drafter, KVStore, Sampler, TreeBuilder
@@ -42,8 +40,6 @@ from foreword.text.gguf_vocabulary import load_gguf
 from foreword.text.tokenizer import Tokenizer
 
 NUMERICS_VERSION = 1  # raised by any change that moves a bit of the logits
-TILE_ROWS = 16  # rows that ride in one matrix tile
-KV_SHARE = 0.25  # of the available memory, when --kv-cache-memory does not say
 
 Progress = Callable[[str, int, int], None]  # (what, done, total; 0 = unknown)
 
@@ -94,13 +90,14 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     """Check names and options, open, fit, load: every error comes before anything is served."""
     config = with_backend(config)
     drafting, drafter_config = check_names(config)
-    needs_model = "own_kv" in drafting.needs
     config, checkpoint = open_target(config, progress)
     tokenizer = load_tokenizer(checkpoint)
-    context = _context(config, checkpoint.config)
-    draft = open_draft(config, checkpoint, tokenizer, progress) if needs_model else None
+    context = context_of(config, checkpoint.config)
+    draft = (
+        open_draft(config, checkpoint, tokenizer, progress) if config.speculative.model else None
+    )
     shared = draft is not None and draft.files == checkpoint.files
-    slots = _slots(config, context, [checkpoint] + ([draft] if draft else []), shared)
+    slots = slots_of(config, context, [checkpoint] + ([draft] if draft else []), shared)
     fingerprint = checkpoint.fingerprint()  # of the files as they are now, while they are loaded
 
     model = load_model(config, checkpoint, tokenizer.vocab_size, context, progress)
@@ -110,6 +107,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         config.speculative.num_speculative_tokens,
         model.vocab_size,
         row_ops=compiled_rows(model) or NumpyRows(),
+        learning=config.speculative.learning,
     )
     if draft is not None:
         draft_model = model
@@ -117,7 +115,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             draft_model = load_model(config, draft, tokenizer.vocab_size, context, progress)
         draft_kv = make_store(config, draft, slots)
         draft_context = replace(draft_context, model=draft_model, kv=draft_kv, sampler=sampler)
-    drafter: Drafter = drafting.make(drafter_config, draft_context)
+    drafter = assemble_drafter(drafting, drafter_config, draft_context)
     kv = make_store(config, checkpoint, slots)
     return Built(
         engine=assemble(config, model, kv, drafter, sampler),
@@ -127,7 +125,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         tokenizer=tokenizer,
         context=context,
         vocab_size=model.vocab_size,
-        kv_format=_kv_format(config),
+        kv_format=kv_format(config),
         isa=getattr(model.kernels, "isa", None),
         close=closing(model, draft_model),
         defaults=checkpoint.generation if config.generation_config == "auto" else {},
@@ -146,13 +144,14 @@ def check_names(config: EngineConfig) -> tuple[Any, Any]:
         member(family, name)
     require_device(config.device)
     drafting = member("draft", plan.method)
-    if ("own_kv" in drafting.needs) != (plan.model is not None):
-        raise ConfigError(
-            f"drafter {plan.method!r} takes no draft model; drop --draft-model"
-            if plan.model is not None
-            else f"drafter {plan.method!r} needs a draft model; name one with --draft-model"
-        )
-    return drafting, from_options(drafting.Config, plan.options, f"drafter {plan.method!r}")
+    options = from_options(drafting.Config, plan.options, f"drafter {plan.method!r}")
+    users = check_sources(drafting, options)
+    if plan.model is not None and not users:
+        raise ConfigError(f"drafter {plan.method!r} takes no draft model; drop --draft-model")
+    wanted = plan.method in users or "sources" in plan.options  # not merely used where there is one
+    if plan.model is None and users and wanted:
+        raise ConfigError(f"drafter {users[0]!r} needs a draft model; name one with --draft-model")
+    return drafting, options
 
 
 def make_sampler(model: Decoder) -> Sampler:
@@ -209,8 +208,40 @@ def make_drafter(method: str, options: dict[str, Any], context: DraftContext) ->
     """A drafter by name; its Config dataclass checks the options."""
     module = member("draft", method)
     config = from_options(module.Config, options, f"drafter {method!r}")
-    drafter: Drafter = module.make(config, context)
+    return assemble_drafter(module, config, context)
+
+
+def assemble_drafter(module: Any, config: Any, context: DraftContext) -> Drafter:
+    """A drafter with the sources it names, each with its default options. A source that needs a
+    draft model is left out where there is none."""
+    sources: dict[str, Drafter] = {}
+    for name, source in named_sources(module, config).items():
+        if context.model is not None or "own_kv" not in source.needs:
+            sources[name] = assemble_drafter(source, source.Config(), context)
+    drafter: Drafter = module.make(config, replace(context, sources=sources))
     return drafter
+
+
+def named_sources(module: Any, config: Any) -> dict[str, Any]:
+    """The modules a composite names in `sources(config)`; empty for the others."""
+    names: tuple[str, ...] = module.sources(config) if hasattr(module, "sources") else ()
+    return {name: member("draft", name) for name in names}
+
+
+def check_sources(module: Any, config: Any, above: tuple[Any, ...] = ()) -> list[str]:
+    """Names of the drafters, this one and below, that need a draft model. ConfigError for a
+    composite that is its own source, and for two that would share one draft model's store."""
+    name = module.__name__.rpartition(".")[2]
+    if module in above:
+        raise ConfigError(f"drafter {name!r} cannot be a source of itself; leave it out of sources")
+    found = [name] if "own_kv" in module.needs else []
+    for source in named_sources(module, config).values():
+        found += check_sources(source, source.Config(), (*above, module))
+    if len(found) > 1:
+        raise ConfigError(
+            f"sources {', '.join(found)} need a draft model each; keep one of them in sources"
+        )
+    return found
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -304,83 +335,6 @@ def open_draft(
     return draft
 
 
-def _context(config: EngineConfig, shape: ModelConfig) -> int:
-    """Positions a request may use."""
-    asked = config.max_model_len
-    if asked is not None and asked > shape.max_position:
-        raise ConfigError(
-            f"max_model_len {asked} is above the model's {shape.max_position}; lower it"
-        )
-    return asked or shape.max_position
-
-
-def _kv_format(config: EngineConfig) -> str:
-    """The one asked for; auto: float32 in float32 mode, else bfloat16."""
-    if config.cache.dtype != "auto":
-        return config.cache.dtype
-    return "float32" if config.numerics == "float32" else "bfloat16"
-
-
-def _slots(config: EngineConfig, context: int, checkpoints: list[Checkpoint], shared: bool) -> int:
-    """KV slots that fit beside the weights; ConfigError or WeightsError if one request does not."""
-    block = config.cache.block_size
-    drafts = config.speculative.node_budget or 2 * TILE_ROWS
-    pages = -(-(context + drafts) // block) + 1
-    least, most = (pages + 1) * block, (pages * config.scheduler.max_num_seqs + 1) * block
-    per_slot = sum(
-        bytes_per_slot(
-            one.config.num_layers,
-            one.config.num_kv_heads,
-            one.config.head_dim,
-            FORMATS[_kv_format(config)],
-        )
-        for one in checkpoints
-    )
-    available = available_bytes(config.device)
-    if config.cache.memory is None:
-        share = most if available is None else int(available * KV_SHARE) // per_slot
-        slots = max(least, min(most, share // block * block))
-    else:
-        slots = config.cache.memory // per_slot // block * block
-        if slots < least:
-            raise ConfigError(
-                f"kv_cache_memory {config.cache.memory} bytes holds {slots} positions, one request "
-                f"of {context} needs {least * per_slot} bytes; raise it or lower max_model_len"
-            )
-    weights = sum(weight_bytes(config, one) for one in checkpoints[: 1 if shared else None])
-    what = f"{config.model} with a KV cache of {slots} positions"
-    require_memory(weights + slots * per_slot, available, what)
-    return slots
-
-
-def weight_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    """Bytes of the packed weights. Backend cpu: what the file takes, at most an eighth more where
-    a type is widened; floats in the mode's dtype, in float32 mode as they are stored; a tied head
-    is no copy. The others: each in the mode's dtype, the LM head a float32 copy; matrices that stay
-    quantised one byte a number and at most half a byte of scales, the head a copy."""
-    if config.backend == "cpu":
-        return sum(_packed_bytes(config, checkpoint, name) for name in checkpoint.names())
-    size = 4 if config.numerics == "float32" else 2
-    shape, total = checkpoint.config, 0
-    head = "model.embed_tokens.weight" if shape.tied_head else "lm_head.weight"
-    for name in checkpoint.names():
-        numbers = math.prod(checkpoint.shape(name))
-        grouped = config.numerics in QUANTISED and checkpoint.is_grouped(name)
-        total += numbers * 3 // 2 if grouped else numbers * size
-        if name == head:
-            total += numbers * 3 // 2 if grouped else numbers * 4
-    return total
-
-
-def _packed_bytes(config: EngineConfig, checkpoint: Checkpoint, name: str) -> int:
-    if config.numerics in QUANTISED and checkpoint.is_grouped(name):
-        return checkpoint.num_bytes(name) * 9 // 8
-    numbers = math.prod(checkpoint.shape(name))
-    if config.numerics == "float32" or len(checkpoint.shape(name)) == 1:
-        return numbers * (4 if checkpoint.is_grouped(name) else checkpoint.dtype(name).itemsize)
-    return numbers * 2
-
-
 def make_store(config: EngineConfig, checkpoint: Checkpoint, slots: int) -> KVStore:
     shape = checkpoint.config
     pool = KVPool(
@@ -388,10 +342,10 @@ def make_store(config: EngineConfig, checkpoint: Checkpoint, slots: int) -> KVSt
         slots,
         shape.num_kv_heads,
         shape.head_dim,
-        FORMATS[_kv_format(config)],
+        FORMATS[kv_format(config)],
         config.device,
     )
-    identity = f"{checkpoint.fingerprint()} {config.backend} {config.numerics} {_kv_format(config)}"
+    identity = f"{checkpoint.fingerprint()} {config.backend} {config.numerics} {kv_format(config)}"
     return _store_over(config, pool, identity)
 
 

@@ -146,7 +146,7 @@ def test_kv_is_bfloat16(numerics: str) -> None:
 
 
 def test_memory_counts_what_is_packed(tmp_path: Path) -> None:
-    from foreword.build import weight_bytes
+    from foreword.fit import weight_bytes
 
     path = quantised_gguf(tmp_path / "m.gguf", apparatus.target(), "Q4_1")
     checkpoint = open_checkpoint(path)

@@ -22,12 +22,12 @@ from foreword.build import (
     member,
     open_draft,
     open_target,
-    weight_bytes,
 )
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from foreword.draft._context import DraftContext
 from foreword.draft.scripted import Reference
 from foreword.engine import Engine
+from foreword.fit import weight_bytes
 from foreword.kv.pool import available_bytes
 from foreword.model.weights.memory import require_memory
 from foreword.protocols import Drafter, Sampler

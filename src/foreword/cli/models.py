@@ -107,8 +107,8 @@ def _modes() -> tuple[str, ...]:
 
 def _memory(model: str, mode: str, checkpoint: Checkpoint) -> dict[str, int]:
     """Weights once packed, and K and V of one position and of one full context."""
-    from foreword.build import weight_bytes
     from foreword.config import EngineConfig
+    from foreword.fit import weight_bytes
 
     shape = checkpoint.config
     item = 4 if mode == "float32" else 2
