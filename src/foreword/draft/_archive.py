@@ -8,9 +8,7 @@ ago goes. Knows no drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from foreword.draft._automaton import ROOT, SuffixAutomaton
+from foreword.draft._automaton import ROOT, SuffixAutomaton, grow
 
 
 class _Shelf:
@@ -46,10 +44,3 @@ class Archive:
     def of(self, salt: str) -> SuffixAutomaton | None:
         shelf = self._shelves.get(salt)
         return None if shelf is None else shelf.reading
-
-
-def grow(automaton: SuffixAutomaton, state: int, tokens: Iterable[int]) -> int:
-    """The state after `tokens`, appended to the text of `state`."""
-    for token in tokens:
-        state = automaton.extend(state, token)
-    return state

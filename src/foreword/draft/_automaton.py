@@ -1,4 +1,4 @@
-"""An online suffix automaton of token ids: which contexts occurred, and what followed them how often.
+"""An online suffix automaton of token ids: which contexts occurred, what followed them how often.
 
 A state stands for a set of contexts that ended at the same places; `link` leads to the longest
 shorter context that occurred elsewhere, too (Blumer et al., "The smallest automaton recognizing the
@@ -12,6 +12,8 @@ Knows no sequences and no probabilities.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 ROOT = 0
 COUNTED = 24  # links walked per token: contexts beyond it, in texts that loop, are not counted
@@ -92,3 +94,10 @@ class SuffixAutomaton:
             if len(following) > 1:
                 following[token] = following.pop(token)
             last, left = self.link[last], left - 1
+
+
+def grow(automaton: SuffixAutomaton, state: int, tokens: Iterable[int]) -> int:
+    """The state after `tokens`, appended to the text of `state`."""
+    for token in tokens:
+        state = automaton.extend(state, token)
+    return state

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foreword.draft._bigrams import Source
 from foreword.errors import ConfigError
 from foreword.protocols import Drafter, KVStore, Model, RowOps, Sampler
 from foreword.sample.rows import NumpyRows
@@ -31,7 +32,8 @@ class DraftContext:
     max_depth: longest draft path (`num_speculative_tokens`). vocab_size: ids the target can emit;
     no drafter proposes an id beyond. row_ops: top-k of the target's logit rows. learning: whether
     anything may be kept from one request for the next. sources: what a composite asked for, made
-    with default options, by name. model, kv, sampler: for drafters that need "own_kv".
+    with default options, by name. bigrams: what the target says after single tokens, on demand.
+    model, kv, sampler: for drafters that need "own_kv".
     """
 
     max_depth: int
@@ -42,6 +44,7 @@ class DraftContext:
     row_ops: RowOps = field(default_factory=NumpyRows)
     learning: bool = True
     sources: Mapping[str, Drafter] = field(default_factory=dict)
+    bigrams: Source | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_depth", "vocab_size"):

@@ -5,10 +5,8 @@ branches. One automaton over prompt and output is shared by all running sequence
 samples of a request, equal prompts), so what one of them wrote is a continuation for the others;
 another one holds what finished requests of the same salt wrote. Both are walked side by side.
 
-Score: with a match of m tokens the target goes some known way with a chance that grows with m
-(`TRUST`), the ways by their share of the count; what is left goes to the next shorter context that
-knows more, discounted. A known way is one token longer after each step, so scores rise along a
-path. Evidence: m, at most 31; from finished requests only, 32 more.
+Score: see _ways.py. After each drafted token the match is one longer, so scores rise along a path.
+Evidence: tokens matched, at most 31; 32 more where only finished requests say so.
 
 Cost: about 4 microseconds per committed token, 5 per proposed node. Memory: 400 bytes per token of
 live history, and of at most 1.5 `shared_tokens` for each of `shared_salts`. Frozen learning: each
@@ -22,30 +20,24 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from foreword.config import positive, whole
-from foreword.draft._archive import Archive, grow
-from foreword.draft._automaton import ROOT, SuffixAutomaton
+from foreword.draft._archive import Archive
+from foreword.draft._automaton import ROOT, SuffixAutomaton, grow
 from foreword.draft._context import DraftContext
+from foreword.draft._ways import Way, ways_on
 from foreword.protocols import Drafter
 from foreword.types import Outcome, Sequence, Trie
 
 needs: frozenset[str] = frozenset()
 acceptance_floor = 4.0
 
-# Chance that the target goes on as a context of m tokens did before, where it only went one way:
-# outputs of SmolLM2-135M-Instruct on 60 Spec-Bench questions and 8 edits, smoothed.
-TRUST = (
-    *(0.0, 0.36, 0.57, 0.66, 0.72, 0.78, 0.81, 0.85),
-    *(0.87, 0.88, 0.89, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95),
-)
-LONGEST = len(TRUST) - 1
 STRANGER = 0.6  # what a finished request did counts that much of what this prompt's own text did
-SHORTER = 0.6  # a shorter context gets that much of what the longer one left
-CONTEXTS = 3  # contexts asked per node
-WAYS = 8  # ways looked at per context, the latest first
-WORTH = 0.02  # shares below are not looked for
 RECENT = 32  # tokens matched against finished requests
+NOWHERE: Way = (0.0, ROOT, 0, 0)
+NOWAYS: dict[int, Way] = {}
 
-Ways = dict[int, tuple[float, int, int, int]]  # token -> score, state after, length after, length
+Place = tuple[int, int, int, int]  # state and length of the match, in the book and in the archive
+# (-reach, order of discovery, parent, level, token, score, evidence, place after the token)
+Entry = tuple[float, int, int, int, int, float, int, Place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,70 +144,45 @@ class SuffixDrafter:
             for token in sequence.token_ids[-RECENT:]:
                 state_there, matched_there = others.step(state_there, matched_there, token)
         vocabulary, order, node, level, reach = self._context.vocab_size, 0, -1, 0, 1.0
-        # (-reach, order of discovery, parent, depth, token, score, evidence, two states and lengths)
-        frontier: list[tuple[float, int, int, int, int, float, int, int, int, int, int]] = []
+        frontier: list[Entry] = []
         while True:
             if level < depth:
-                ways = _ways(own, state, matched) if state > ROOT else {}
-                if state_there > ROOT:
-                    assert others is not None
-                    theirs = _ways(others, state_there, matched_there)
-                else:
-                    theirs = {}
+                ways = ways_on(own, state, matched)
+                theirs = NOWAYS if others is None else ways_on(others, state_there, matched_there)
                 for token, (score, after, length, evidence) in ways.items():
-                    score_there, after_there, length_there, _ = theirs.pop(token, NOWHERE)
-                    score = max(score, STRANGER * score_there)
+                    there = theirs.pop(token, NOWHERE)
+                    score = max(score, STRANGER * there[0])
                     order += 1
-                    entry = (-reach * score, order, node, level, token, score, evidence)
+                    place = (after, length, there[1], there[2])
                     if token < vocabulary:
                         heapq.heappush(
-                            frontier, (*entry, after, length, after_there, length_there)
+                            frontier,
+                            (-reach * score, order, node, level, token, score, evidence, place),
                         )
-                for token, (score, after_there, length_there, evidence) in theirs.items():
+                for token, (score, after, length, evidence) in theirs.items():
                     score *= STRANGER
                     order += 1
-                    entry = (-reach * score, order, node, level, token, score, evidence + 32)
+                    place = (ROOT, 0, after, length)
                     if token < vocabulary:
-                        heapq.heappush(frontier, (*entry, ROOT, 0, after_there, length_there))
+                        heapq.heappush(
+                            frontier,
+                            (
+                                -reach * score,
+                                order,
+                                node,
+                                level,
+                                token,
+                                score,
+                                evidence + 32,
+                                place,
+                            ),
+                        )
             if not frontier or len(trie) == budget:
                 return trie
-            best = heapq.heappop(frontier)
-            negative, _, parent, level, token, score, evidence = best[:7]
-            state, matched, state_there, matched_there = best[7:]
+            negative, _, parent, level, token, score, evidence, place = heapq.heappop(frontier)
+            state, matched, state_there, matched_there = place
             node = trie.add(parent, token, score, self.name, evidence)
             reach, level = -negative, level + 1
-
-
-NOWHERE = (0.0, ROOT, 0, 0)
-
-
-def _ways(automaton: SuffixAutomaton, state: int, matched: int) -> Ways:
-    """How a text that ends with a context of `matched` tokens in `state` went on."""
-    found: Ways = {}
-    counts, left, contexts = automaton.count, 1.0, CONTEXTS
-    while state > ROOT:
-        following = automaton.following[state]
-        if following:
-            trust = TRUST[matched] if matched < LONGEST else TRUST[LONGEST]
-            evidence, looked = min(matched, 31), WAYS
-            share = left * trust / max(1, sum(map(counts.__getitem__, following.values())))
-            for token in reversed(following):
-                after = following[token]
-                if token in found:
-                    score, *rest = found[token]
-                    found[token] = (score + share * counts[after], *rest)  # type: ignore[assignment]
-                else:
-                    found[token] = (share * counts[after], after, matched + 1, evidence)
-                looked -= 1
-                if not looked:
-                    break
-            left *= SHORTER * (1.0 - trust)
-            contexts -= 1
-            if not contexts or left < WORTH:
-                break
-        state = automaton.link[state]
-        matched = automaton.size[state]
-    return found
 
 
 def make(config: Config, context: DraftContext) -> Drafter:
