@@ -6,7 +6,7 @@ target writes something else, the departure is taken for what it may be, all at 
 token (the cursor goes on behind it), an inserted one (the cursor stays), or skipped ones (it jumps
 to the nearest occurrence of what was written). So copying goes on right after an edit, where a
 suffix match would have to wait for enough equal tokens. The cursors that prove right stay. Without
-a cursor the last two tokens, looked up in the prompt, make one.
+a cursor the last two tokens, or else the last, are looked up in the prompt and make some.
 
 Score: by the tokens a cursor has been right in a row, and before that by the kind of departure
 (`TRUST`, `GUESS`). Evidence: tokens in a row, 1 .. 15; 16 replaced, 17 inserted.
@@ -32,7 +32,7 @@ acceptance_floor = 1.5  # it copies a prompt once; what follows is not in the pr
 REPLACED, INSERTED, SKIPPED = 0, 1, 2  # what a departure may be
 # Chance that a cursor is right about the next token, by the tokens it was right in a row, and by
 # kind before the first: 8 code edits and 60 Spec-Bench questions, SmolLM2-135M-Instruct, smoothed.
-TRUST = (0.0, 0.17, 0.38, 0.51, 0.7, 0.73, 0.78, 0.88, 0.9, 0.9, 0.91, 0.91, 0.92, 0.92, 0.93, 0.93)
+TRUST = (0.0, 0.13, 0.38, 0.51, 0.7, 0.73, 0.78, 0.88, 0.9, 0.9, 0.91, 0.91, 0.92, 0.92, 0.93, 0.93)
 GUESS = (0.05, 0.03)
 LONGEST = len(TRUST) - 1
 
@@ -83,7 +83,7 @@ class _Alignment:
         for position in range(self.length, len(token_ids)):
             self._move(token_ids[position])
             best = self.cursors[0].right if self.cursors else 0
-            if best < 2 and position > len(self.prompt):
+            if best < 2:
                 self._look_up(token_ids[position - 1], token_ids[position])
         self.length = len(token_ids)
 
@@ -120,19 +120,15 @@ class _Alignment:
         return None
 
     def _look_up(self, before: int, last: int) -> None:
-        """Cursors where the prompt says both tokens, the last places first."""
+        """Cursors where the prompt says both tokens, or else the last one; late places first."""
         found = {cursor.place: cursor for cursor in self.cursors}
-        new = 0
-        for behind in reversed(self.occurrences.get(last, ())):
-            if behind >= 2 and self.prompt[behind - 2] == before and behind < len(self.prompt):
-                known = found.get(behind)
-                if known is None or known.right < 2:
-                    found[behind] = _Cursor(behind, 2)
-                new += 1
-                if new == self.config.num_cursors:
-                    break
-        if new:
-            self._keep(found)
+        places = self.occurrences.get(last, [])[::-1]
+        both = [place for place in places if place >= 2 and self.prompt[place - 2] == before]
+        for place in (both or places)[: self.config.num_cursors]:
+            right = 2 if both else 1
+            if place not in found or found[place].right < right:
+                found[place] = _Cursor(place, right)
+        self._keep(found)
 
     def _keep(self, cursors: dict[int, _Cursor]) -> None:
         """The best ones; ties to the earlier place."""
