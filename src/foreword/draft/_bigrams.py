@@ -120,7 +120,7 @@ def read(path: Path, vocab_size: int) -> Bigrams:
     if not path.exists():
         return empty()
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             table = Bigrams(file["ids"], file["logits"])
             sound = int(file["format"]) == FORMAT
         shape = (table.known, WIDTH)

@@ -166,15 +166,15 @@ class RecycleDrafter:
             if token >= self._bigrams.known:
                 return []
             found = 0, self._bigrams.ids[token].tolist(), self._bigrams.logits[token].tolist()
-        return scored(found)
+        return scored(found, 1.0)
 
 
-def scored(found: Found) -> list[tuple[int, float, int]]:
-    """(id, score, evidence), best first."""
+def scored(found: Found, temperature: float) -> Row:
+    """The ids of a row, best first, at a temperature > 0."""
     size, ids, logits = found
     factor, power = TRUST[size]
     peak = logits[0]
-    shares = [math.exp(logit - peak) for logit in logits]
+    shares = [math.exp((logit - peak) / temperature) for logit in logits]
     scale, evidence, children = 1.0 / sum(shares), 16 * size, []
     for rank, (token, share) in enumerate(zip(ids, shares, strict=True)):
         score = factor * (share * scale) ** power
