@@ -222,7 +222,8 @@ void tile_rows(const Stretch& stretch, const Rows& rows, int block, int begin, i
         x += 16 * bytes, w += 16 * bytes;
         // Asked for a few lines at a time: a burst of requests would hold up the loads here.
         if (coming) {
-          for (size_t ahead = 0; ahead < packed; ahead += 64) prefetch(coming + ahead);
+          for (size_t ahead = 0; ahead < packed; ahead += 64) 
+            _mm_prefetch((const char*)(coming + ahead), _MM_HINT_T1);
           coming += packed;
         }
       }

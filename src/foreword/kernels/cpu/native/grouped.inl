@@ -139,7 +139,7 @@ inline void a8_tile(const Linear& linear, const Rows& rows, int row, const uint8
     FOREWORD_UNROLL
     for (int m = 0; m < M; ++m) even[m] = odd[m] = i_zero();
     for (int b = 0; b < blocks; ++b, x += 16 * BLOCK) {
-      if (M <= 2)
+      if (row == 0)
         for (size_t ahead = 0; ahead < packed + 64; ahead += 64) prefetch(q + kAhead + ahead);
       B w[BLOCK / 4];
       q = unpack<BITS, BLOCK>(q, w);
@@ -232,9 +232,11 @@ inline void a16_tile(const Linear& linear, const Rows& rows, int row, const uint
   }
 }
 
+// Rows row .. row + M - 1, of which the first `count` are wanted. What lies in the others is computed
+// along: a tile of four takes hardly more than one of two and one of one.
 template <int BITS, int BLOCK, int M>
-inline void grouped_tile(const Linear& linear, const Rows& rows, int row, int panel, float* out,
-                         size_t stride, bool add) {
+inline void grouped_tile(const Linear& linear, const Rows& rows, int row, int count, int panel,
+                         float* out, size_t stride, bool add) {
   const uint8_t* data = linear.data + (size_t)panel * linear.panel_bytes;
   F acc[M];
   FOREWORD_UNROLL
@@ -249,7 +251,8 @@ inline void grouped_tile(const Linear& linear, const Rows& rows, int row, int pa
   else if constexpr (M <= 4)  // more do not fit in registers
     a16_tile<BITS, BLOCK, M>(linear, rows, row, data, acc);
   FOREWORD_UNROLL
-  for (int m = 0; m < M; ++m) put(out + (row + m) * stride, acc[m], linear, panel, add);
+  for (int m = 0; m < M; ++m)
+    if (m < count) put(out + (row + m) * stride, acc[m], linear, panel, add);
 }
 
 template <int BITS, int BLOCK>
@@ -259,14 +262,15 @@ void grouped_panels(const Linear& linear, const Rows& rows, int begin, int end, 
   for (int panel = begin; panel < end; ++panel)
     for (int row = 0; row < rows.rows;) {
       const int left = rows.rows - row;
-      if (left >= 8 && kMost == 8 && rows.kind == Activation::kA8)
-        grouped_tile<BITS, BLOCK, kMost>(linear, rows, row, panel, out, stride, add), row += kMost;
-      else if (left >= 4)
-        grouped_tile<BITS, BLOCK, 4>(linear, rows, row, panel, out, stride, add), row += 4;
-      else if (left >= 2)
-        grouped_tile<BITS, BLOCK, 2>(linear, rows, row, panel, out, stride, add), row += 2;
+      if (left > 4 && kMost == 8 && rows.kind == Activation::kA8)
+        grouped_tile<BITS, BLOCK, kMost>(linear, rows, row, left, panel, out, stride, add),
+            row += kMost;
+      else if (left > 2)
+        grouped_tile<BITS, BLOCK, 4>(linear, rows, row, left, panel, out, stride, add), row += 4;
+      else if (left == 2)
+        grouped_tile<BITS, BLOCK, 2>(linear, rows, row, left, panel, out, stride, add), row += 2;
       else
-        grouped_tile<BITS, BLOCK, 1>(linear, rows, row, panel, out, stride, add), row += 1;
+        grouped_tile<BITS, BLOCK, 1>(linear, rows, row, left, panel, out, stride, add), row += 1;
     }
 }
 

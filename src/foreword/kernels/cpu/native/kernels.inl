@@ -29,7 +29,7 @@ void product(const Linear& linear, const Rows& rows, int begin, int end, float* 
 #if defined(FOREWORD_UNIT_AMX)
       if (rows.rows > kFewRows && linear.activation == Activation::kA16)
         return amx_grouped<false>(linear, rows, begin, end, out, stride, add, scratch);
-      if (rows.rows > kFewRows)
+      if (rows.rows > kFewRowsA8 && linear.activation == Activation::kA8)
         return amx_grouped<true>(linear, rows, begin, end, out, stride, add, scratch);
 #endif
       return product_grouped(linear, rows, begin, end, out, stride, add);

@@ -104,7 +104,8 @@ void gate(float* left, const float* right, int n) {
   }
 }
 
-constexpr int kFewRows = 2;  // of a grouped product that stay on the vector units
+// Rows of a grouped product that stay on the vector units.
+constexpr int kFewRows = 2, kFewRowsA8 = 4;
 
 inline uint8_t* row_block(const Rows& rows, int block) {
   return rows.values + block * row_block_bytes(rows.kind, rows.padded);
