@@ -192,13 +192,13 @@ def step(
 
 
 def rows_of(sequence: Sequence, tree: DraftTree, following: Next) -> np.ndarray:
-    """float32 [nodes, VOCAB]: 1 at the token that follows each node, 0 elsewhere."""
+    """float32 [nodes, VOCAB]: 9 at the token that follows each node, 0 elsewhere."""
     rows = np.zeros((len(tree), VOCAB), dtype=np.float32)
     paths: list[list[int]] = [list(sequence.output_ids)]
     for node, parent in enumerate(tree.parents):
         if node:
             paths.append([*paths[parent], tree.tokens[node]])
-        rows[node, following(sequence, paths[node])] = 1.0
+        rows[node, following(sequence, paths[node])] = 9.0
     return rows
 
 

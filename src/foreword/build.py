@@ -17,6 +17,7 @@ from foreword import machine
 from foreword.accept import exact
 from foreword.config import EngineConfig, from_options
 from foreword.cost import measure
+from foreword.draft import _bigrams
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError, KernelUnavailable
@@ -110,6 +111,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         model.vocab_size,
         row_ops=compiled_rows(model) or NumpyRows(),
         learning=config.speculative.learning,
+        bigrams=bigram_source(config, checkpoint, tokenizer, model, progress),
     )
     if draft is not None:
         draft_model = model
@@ -353,6 +355,29 @@ def make_store(config: EngineConfig, checkpoint: Checkpoint, slots: int) -> KVSt
     )
     identity = f"{checkpoint.fingerprint()} {config.backend} {config.numerics} {kv_format(config)}"
     return _store_over(config, pool, identity)
+
+
+def bigram_source(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    model: Decoder,
+    progress: Progress | None,
+) -> _bigrams.Source:
+    """Where drafters get the target's bigrams; nothing is computed before one asks."""
+    block = config.cache.block_size
+    slots = (_bigrams.ROWS // block + 3) * block
+    cache = replace(config.cache, enable_prefix_caching=False)
+    begin = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+    return _bigrams.Source(
+        model=model,
+        store=lambda: make_store(replace(config, cache=cache), checkpoint, slots),
+        row_ops=compiled_rows(model) or NumpyRows(),
+        begin=begin if begin is not None and begin < model.vocab_size else None,
+        identity=f"{checkpoint.fingerprint()} {config.numerics} {kv_format(config)}",
+        guard=model.kernels.step_guard,
+        progress=progress,
+    )
 
 
 def _store_over(config: EngineConfig, pool: KVPool, identity: str) -> KVStore:

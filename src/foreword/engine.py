@@ -17,7 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.errors import ForewordError
-from foreword.protocols import Acceptor, Drafter, KVStore, Model, Pace, Sampler, TreeBuilder
+from foreword.protocols import (
+    Acceptor,
+    Drafter,
+    KVStore,
+    Model,
+    Pace,
+    PromptReader,
+    Sampler,
+    TreeBuilder,
+)
 from foreword.scheduler import Entry, Plan, Scheduler
 from foreword.types import (
     DraftTree,
@@ -53,6 +62,7 @@ class Engine:
         self.parts = parts
         self.stats = SpeculationStats()
         self._drafting: set[str] = set()  # sequences the drafter has begun
+        self._reader = parts.drafter if isinstance(parts.drafter, PromptReader) else None
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. RequestError if it can never fit."""
@@ -117,10 +127,19 @@ class Engine:
         trees = dict(zip((entry.sequence.id for entry in open_entries), built, strict=True))
         return [self._work(entry, trees.get(entry.sequence.id)) for entry in plan.entries]
 
-    @staticmethod
-    def _work(entry: Entry, tree: DraftTree | None) -> Work:
+    def _work(self, entry: Entry, tree: DraftTree | None) -> Work:
         certain = entry.sequence.token_ids[entry.start : entry.start + entry.count]
-        return Work(entry.sequence.id, tuple(certain), tree)
+        return Work(entry.sequence.id, tuple(certain), tree, self._to_read(entry))
+
+    def _to_read(self, entry: Entry) -> range:
+        """Rows of this chunk that the drafter wants to read: the last ones of the prompt, but for
+        the very last, which is a root."""
+        if self._reader is None:
+            return range(0)
+        end = entry.sequence.num_prompt - 1
+        first = max(entry.start, end - self._reader.prompt_rows)
+        last = min(entry.start + entry.count, end)
+        return range(first - entry.start, max(first, last) - entry.start)
 
     def _time(
         self,
@@ -147,11 +166,17 @@ class Engine:
         """Walk each tree with the target's own choice, and keep only the accepted path's K and
         V."""
         outcomes = []
-        for entry, work, logits in zip(entries, works, rows, strict=True):
+        for entry, work, wanted in zip(entries, works, rows, strict=True):
             sequence = entry.sequence
             path: tuple[int, ...] = ()
+            if work.read:
+                assert self._reader is not None
+                assert wanted is not None
+                at = entry.start + work.read.start
+                self._reader.read_prompt(sequence, at, wanted[: len(work.read)])
             if work.tree is not None:
-                assert logits is not None
+                assert wanted is not None
+                logits = wanted[len(work.read) :]
                 verdict = self._walk(sequence, work.tree, logits)
                 outcomes.append(Outcome(sequence, work.tree, verdict, logits))
                 path = verdict.path

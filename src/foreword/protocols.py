@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -48,6 +48,19 @@ class Drafter(Protocol):
 
     def end(self, sequence: Sequence) -> None:
         """The sequence leaves (finished, aborted or preempted); release everything held for it."""
+
+
+@runtime_checkable
+class PromptReader(Protocol):
+    """A drafter that learns from the target's logits at the prompt, which cost an LM head of
+    their own: nothing else needs them."""
+
+    prompt_rows: int  # how many of a prompt's last rows it wants, the very last not counted
+
+    def read_prompt(self, sequence: Sequence, start: int, logits: Logits) -> None:
+        """The target's raw rows [rows, vocab] after prompt tokens `start` and on; a view, good
+        until this returns. Rows that a prefix cache saved are not computed. The sequence may not
+        have begun."""
 
 
 class TreeBuilder(Protocol):

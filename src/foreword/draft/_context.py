@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foreword.draft._bigrams import Source
 from foreword.errors import ConfigError
 from foreword.protocols import Drafter, KVStore, Model, RowOps, Sampler
 from foreword.sample.rows import NumpyRows
@@ -31,8 +32,8 @@ class DraftContext:
     max_depth: longest draft path (`num_speculative_tokens`). vocab_size: ids the target can emit;
     no drafter proposes an id beyond. row_ops: top-k of the target's logit rows. learning: whether
     anything may be kept from one request for the next. sources: what a composite asked for, made
-    with default options, by name. clock: where a composite measures them. model, kv, sampler: for
-    drafters that need "own_kv".
+    with default options, by name. clock: where a composite measures them. bigrams: what the target
+    says after single tokens, on demand. model, kv, sampler: for drafters that need "own_kv".
     """
 
     max_depth: int
@@ -44,6 +45,7 @@ class DraftContext:
     learning: bool = True
     sources: Mapping[str, Drafter] = field(default_factory=dict)
     clock: SourceClock = field(default_factory=SourceClock)
+    bigrams: Source | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_depth", "vocab_size"):

@@ -1,0 +1,189 @@
+"""Continue the longest earlier occurrence of the current suffix, as often as it went each way.
+
+Idea: SAM-Decoding (arXiv 2411.10666) and ArcticInference's suffix decoding, with counts on the
+branches. One automaton over prompt and output is shared by all running sequences of one prompt (the
+samples of a request, equal prompts), so what one of them wrote is a continuation for the others;
+another one holds what finished requests of the same salt wrote. Both are walked side by side.
+
+Score: see _ways.py. After each drafted token the match is one longer, so scores rise along a path.
+Evidence: tokens matched, at most 31; 32 more where only finished requests say so.
+
+Cost: about 4 microseconds per committed token, 5 per proposed node. Memory: 400 bytes per token of
+live history, and of at most 1.5 `shared_tokens` for each of `shared_salts`. Frozen learning: each
+sequence for itself. Loses where nothing is said twice.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from foreword.config import positive, whole
+from foreword.draft._archive import Archive
+from foreword.draft._automaton import ROOT, SuffixAutomaton, grow
+from foreword.draft._context import DraftContext
+from foreword.draft._ways import Way, ways_on
+from foreword.protocols import Drafter
+from foreword.types import Outcome, Sequence, Trie
+
+needs: frozenset[str] = frozenset()
+acceptance_floor = 4.0
+
+STRANGER = 0.6  # what a finished request did counts that much of what this prompt's own text did
+RECENT = 32  # tokens matched against finished requests
+NOWHERE: Way = (0.0, ROOT, 0, 0)
+NOWAYS: dict[int, Way] = {}
+
+Place = tuple[int, int, int, int]  # state and length of the match, in the book and in the archive
+# (-reach, order of discovery, parent, level, token, score, evidence, place after the token)
+Entry = tuple[float, int, int, int, int, float, int, Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """shared_tokens: tokens of finished requests remembered per salt, 0 = none; shared_salts: salts
+    remembered. group_tokens: tokens one prompt's running samples share at most."""
+
+    shared_tokens: int = 32768
+    shared_salts: int = 8
+    group_tokens: int = 65536
+
+    def __post_init__(self) -> None:
+        whole(self, "shared_tokens", 0, 2**31)
+        positive(self, "shared_salts", "group_tokens")
+
+
+class _Book:
+    """The automaton of one prompt and of what its running sequences wrote."""
+
+    def __init__(self, prompt: SequenceOf[int]) -> None:
+        self.automaton = SuffixAutomaton()
+        self.after_prompt = grow(self.automaton, ROOT, prompt)
+        self.users = 0
+
+
+class _Reader:
+    """One sequence's place in its book."""
+
+    def __init__(self, book: _Book, sequence: Sequence) -> None:
+        self.book = book
+        self.state = book.after_prompt
+        self.length = sequence.num_prompt  # tokens read
+        self.read(sequence.token_ids)
+
+    def read(self, token_ids: list[int]) -> None:
+        if len(token_ids) > self.length:
+            self.state = grow(self.book.automaton, self.state, token_ids[self.length :])
+            self.length = len(token_ids)
+
+
+class SuffixDrafter:
+    """A book for each prompt that runs, an archive of what has finished."""
+
+    name = "suffix"
+
+    def __init__(self, config: Config, context: DraftContext) -> None:
+        self._config = config
+        self._context = context
+        self._archive = Archive(config.shared_tokens, config.shared_salts)
+        self._remembers = context.learning and config.shared_tokens > 0
+        self._books: dict[tuple[object, ...], _Book] = {}
+        self._readers: dict[str, _Reader] = {}
+
+    def begin(self, sequence: Sequence) -> None:
+        key = self._key(sequence)
+        book = self._books.get(key)
+        if book is None or book.automaton.num_tokens >= self._config.group_tokens:
+            book = self._books[key] = _Book(sequence.request.prompt_ids)
+        book.users += 1
+        self._readers[sequence.id] = _Reader(book, sequence)
+
+    def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
+        return [
+            self._draft(sequence, limit) for sequence, limit in zip(sequences, budget, strict=True)
+        ]
+
+    def observe(self, outcomes: SequenceOf[Outcome]) -> None:
+        for outcome in outcomes:
+            reader = self._readers.get(outcome.sequence.id)
+            if reader is not None:
+                reader.read(outcome.sequence.token_ids)
+
+    def end(self, sequence: Sequence) -> None:
+        reader = self._readers.pop(sequence.id, None)
+        if reader is None:
+            return
+        reader.book.users -= 1
+        key = self._key(sequence)
+        if not reader.book.users and self._books.get(key) is reader.book:
+            del self._books[key]
+        if self._remembers and sequence.finish_reason in ("stop", "length"):
+            start = sequence.num_prompt - 1
+            self._archive.add(sequence.request.salt, sequence.token_ids[start:])
+
+    def _key(self, sequence: Sequence) -> tuple[object, ...]:
+        """Who shares a book: equal prompts of one salt; nobody where learning is frozen."""
+        request = sequence.request
+        if self._context.learning:
+            return request.salt, request.prompt_ids
+        return (sequence.id,)
+
+    def _draft(self, sequence: Sequence, budget: int) -> Trie:
+        """The `budget` nodes of highest reach, found best first."""
+        trie, depth = Trie(), self._context.depth_for(sequence)
+        if budget < 1 or depth < 1:
+            return trie
+        reader = self._readers[sequence.id]
+        reader.read(sequence.token_ids)
+        own, state = reader.book.automaton, reader.state
+        matched = own.size[state]
+        others = self._archive.of(sequence.request.salt) if self._remembers else None
+        state_there, matched_there = ROOT, 0
+        if others is not None:
+            for token in sequence.token_ids[-RECENT:]:
+                state_there, matched_there = others.step(state_there, matched_there, token)
+        vocabulary, order, node, level, reach = self._context.vocab_size, 0, -1, 0, 1.0
+        frontier: list[Entry] = []
+        while True:
+            if level < depth:
+                ways = ways_on(own, state, matched)
+                theirs = NOWAYS if others is None else ways_on(others, state_there, matched_there)
+                for token, (score, after, length, evidence) in ways.items():
+                    there = theirs.pop(token, NOWHERE)
+                    score = max(score, STRANGER * there[0])
+                    order += 1
+                    place = (after, length, there[1], there[2])
+                    if token < vocabulary:
+                        heapq.heappush(
+                            frontier,
+                            (-reach * score, order, node, level, token, score, evidence, place),
+                        )
+                for token, (score, after, length, evidence) in theirs.items():
+                    score *= STRANGER
+                    order += 1
+                    place = (ROOT, 0, after, length)
+                    if token < vocabulary:
+                        heapq.heappush(
+                            frontier,
+                            (
+                                -reach * score,
+                                order,
+                                node,
+                                level,
+                                token,
+                                score,
+                                evidence + 32,
+                                place,
+                            ),
+                        )
+            if not frontier or len(trie) == budget:
+                return trie
+            negative, _, parent, level, token, score, evidence, place = heapq.heappop(frontier)
+            state, matched, state_there, matched_there = place
+            node = trie.add(parent, token, score, self.name, evidence)
+            reach, level = -negative, level + 1
+
+
+def make(config: Config, context: DraftContext) -> Drafter:
+    return SuffixDrafter(config, context)
