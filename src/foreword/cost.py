@@ -42,6 +42,7 @@ WIDTHS = (
     6,
     3,
 )  # measured in this order
+CHUNK = 64  # rows of a pass that fills the context
 CONTEXT = 256  # positions before the rows, when the price of context is measured
 SECONDS = 0.4  # for all of `measure`
 MOST_OF_A_PASS = 0.25  # share of a pass that CONTEXT may cost: what is above is noise
@@ -154,16 +155,26 @@ class _Timer:
         self._least: dict[tuple[int, int], float] = {}  # (rows, context) -> seconds
 
     def curve(self, most: int, seconds: float) -> CostCurve:
-        context = min(CONTEXT, self._room - min(16, most))
+        end = time.perf_counter() + seconds
+        context = self._fill(min(CONTEXT, self._room - min(16, most)), most, end - seconds / 2)
         wanted = [(rows, 0) for rows in WIDTHS if rows <= most]
         wanted[3:3] = [(1, 0), (1, context), (min(16, most), 0), (min(16, most), context)]
-        end = time.perf_counter() + seconds
         for cold in (True, False, False):
             for rows, before in wanted:
                 if time.perf_counter() < end or (cold and len(self._least) < 2):
                     self._time(rows, before)
         plain = {rows: cost for (rows, before), cost in self._least.items() if before == 0}
         return CostCurve(plain, *self._prices(plain, context, min(16, most)))
+
+    def _fill(self, context: int, most: int, end: float) -> int:
+        """Write K and V of the first positions, `most` rows a pass, until `end`; how many."""
+        filled = 0
+        while filled < context and time.perf_counter() < end:
+            chunk = min(CHUNK, most, context - filled)
+            slots = self._slots[: filled + chunk]
+            self._model.forward(Batch.of([Segment.chain((0,) * chunk, slots)]), self._kv)
+            filled += chunk
+        return filled
 
     def _prices(self, plain: Mapping[int, float], context: int, rows: int) -> tuple[float, float]:
         """Seconds a key read and a key seen: a row sees its keys, a sequence reads them once."""

@@ -26,9 +26,9 @@ BANDS = (0.03, 0.08, 0.16, 0.28, 0.42, 0.58, 0.72, 0.84, 0.93, 0.97)  # ends of 
 DEPTHS = (0, 0, 1, 2, 2, 3, 3, 3, 3, 4)  # depth -> cell; deeper counts as the last
 EVIDENCE = 63  # larger numbers count as this
 FADING = 1.0 - 1.0 / 600.0  # what an observation leaves of those before it in its cell
-LEANING = 12.0  # observations that a cell borrows from the one above
+LEANING = 100.0  # observations that a cell borrows from the one above
 LEAST, MOST = 0.002, 0.995  # chances said
-TRUST_STEP = 0.2
+TRUST_STEP = 0.07
 TRUST = (0.05, 20.0)
 BINS = 10  # of the reliability plot
 

@@ -1,0 +1,81 @@
+"""The cost curve: steps kept, never falling, unmoved by outliers; and what it is measured on."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafting import TapeModel, tape_store
+from foreword.cost import CostCurve, measure
+
+POINTS = {1: 1.0, 2: 1.1, 16: 2.0, 17: 3.0, 32: 4.0}
+
+
+def test_between_points_the_cost_is_interpolated_and_steps_stay():
+    table = CostCurve(POINTS).table(40)
+    assert len(table) >= 41
+    assert table[0] == table[1] == 1.0
+    assert table[9] == pytest.approx(1.55)
+    assert (table[16], table[17]) == (2.0, 3.0)
+    assert table[40] > table[32]
+
+
+@settings(max_examples=60)
+@given(
+    points=st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1.0), min_size=1, max_size=12),
+    seen=st.lists(st.tuples(st.integers(1, 80), st.floats(1e-4, 10.0)), max_size=40),
+)
+def test_the_curve_never_falls_and_stays_positive(points, seen):
+    curve = CostCurve(points)
+    for rows, seconds in seen:
+        curve.observe(rows, 0, 0, seconds)
+    table = curve.table(100)
+    assert all(0 < low <= high * (1 + 1e-9) for low, high in pairwise(table))
+
+
+def test_context_is_charged_once_for_a_sequence_and_once_for_each_row():
+    curve = CostCurve({1: 1.0, 8: 1.0}, context_cost=1e-3, row_context_cost=1e-4)
+    assert curve.seconds(8, keys=100, row_keys=800) == pytest.approx(1.0 + 0.1 + 0.08)
+
+
+def test_observations_move_their_width_and_outliers_do_not():
+    """Passes of 8 rows really take 3, not the 1.55 that interpolation says; every tenth is 20 times
+    late."""
+    curve, chance = CostCurve(POINTS), random.Random(0)
+    for number in range(3000):
+        for rows, true in ((1, 1.0), (8, 1.9), (16, 2.0)):
+            late = 20.0 if number % 10 == 0 else 1.0
+            curve.observe(rows, 0, 0, true * late * chance.uniform(0.98, 1.02))
+    assert curve.seconds(8) == pytest.approx(1.9, rel=0.06)
+    assert curve.seconds(16) == pytest.approx(2.0, rel=0.06)
+
+
+def test_a_machine_that_slows_down_slows_all_widths():
+    """Only one row at a time is seen, and it takes twice as long: wide passes are expected to."""
+    curve = CostCurve(POINTS)
+    before = curve.seconds(32) / curve.seconds(1)
+    for _ in range(60):
+        curve.observe(1, 0, 0, 2.0)
+    assert curve.seconds(1) == pytest.approx(2.0, rel=0.05)
+    assert curve.seconds(32) / curve.seconds(1) == pytest.approx(before, rel=0.25)
+
+
+def test_measuring_leaves_the_store_as_it_was():
+    model, store = TapeModel(), tape_store(400)
+    free = store.num_free_tokens
+    curve = measure(model, store, most=48, seconds=0.05)
+    store.check()
+    assert store.num_free_tokens == free
+    assert {1, 16} <= set(model.num_rows)
+    assert max(model.num_rows) <= 48
+    assert curve.seconds(1) > 0
+
+
+def test_a_small_store_is_measured_as_far_as_it_goes():
+    model, store = TapeModel(), tape_store(12)
+    measure(model, store, most=48, seconds=0.05)
+    assert max(model.num_rows) <= 12
