@@ -20,12 +20,10 @@ from foreword.draft import _bigrams, recycle
 from foreword.draft._bigrams import ROWS, WIDTH, Bigrams, Source
 from foreword.draft._context import DraftContext
 from foreword.draft._table import ContextTable, follow, keys_of
-from foreword.draft.recycle import TRUST, scored
+from foreword.draft.recycle import BASE, TRUST, shares_of
 from foreword.errors import ConfigError
 from foreword.sample.rows import NumpyRows
 from foreword.types import DraftTree, Outcome, Request, SamplingParams, Verdict
-
-BASE = 2**21
 
 
 def drafter(depth=15, learning=True, bigrams=None, **options):
@@ -84,13 +82,22 @@ def test_contexts_run_along_the_path_not_along_the_rows():
     assert trie.evidence[0] == 16  # 4 5 was never a context
 
 
-def test_scores_are_shares_lowered_by_the_context():
-    found = 2, [4, 5, 6], [1.0, 0.0, -9.0]
-    total = 1.0 + math.exp(-1) + math.exp(-10)
-    factor, power = TRUST[2]
-    [first, second] = scored(found, 1.0)[:2]
-    assert first == (4, pytest.approx(factor * (1 / total) ** power), 32)
-    assert second == (5, pytest.approx(factor * (math.exp(-1) / total) ** power), 33)
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
+def test_scores_are_shares_lowered_by_the_context(temperature):
+    """Two tokens of context, three ids with anything to them."""
+    made = drafter(depth=1, shared_noise=False)
+    source = new_sequence("s", [1, 2])
+    verified(made, source, DraftTree.root(2), [row(_4=2.0, _5=1.0, _6=0.0)], [4])
+    [trie] = made.propose([new_sequence("n", [1, 2], temperature=temperature)], [3])
+    shares = np.exp(np.array([2.0, 1.0, 0.0]) / (temperature or 1.0))
+    assert trie.tokens == [4, 5, 6]
+    assert trie.scores == pytest.approx(TRUST[2] * shares / shares.sum(), rel=1e-3)
+    assert trie.evidence == [32, 33, 34]
+
+
+def test_a_row_with_one_id_left_is_sure_of_it():
+    logits = np.array([[3.0, -np.inf], [-np.inf, -np.inf]], np.float32)
+    assert shares_of(logits).tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
 def test_the_best_first_nodes_are_the_ones_of_highest_reach():
@@ -123,16 +130,15 @@ def test_a_row_with_nan_teaches_nothing_and_breaks_nothing():
 def test_the_table_is_a_dictionary_of_the_last_rows(lessons):
     """Against a list searched from its end: only the last `capacity` lessons count."""
     capacity = 6
-    table = ContextTable(capacity, 1)
+    table = ContextTable(capacity)
     for history, answer in lessons:
-        ids, logits = np.array([[answer]], np.int32), np.zeros((1, 1), np.float32)
-        table.learn([keys_of(history, BASE)], ids, logits)
+        table.learn([keys_of(history, BASE)], [([answer], [1.0])])
     for asked in ([0], [1, 2], [3, 4, 5], [5, 5, 5, 5]):
         expected = None
         for size in range(min(3, len(asked)), 0, -1):
             for history, answer in reversed(lessons[-capacity:]):
                 if history[-size:] == asked[-size:] and len(history) >= size:
-                    expected = expected or (size, [answer], [0.0])
+                    expected = expected or (size, ([answer], [1.0]))
         assert table.find(keys_of(asked, BASE)) == expected
     assert len(table._places) <= 3 * capacity
 
@@ -337,7 +343,8 @@ def greedy(path, prompt):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"width": 0}, "width must be a whole number >= 1"),
+        ({"width": 0}, "width must be a whole number 1 to 16"),
+        ({"width": 17}, "width must be a whole number 1 to 16"),
         ({"capacity": 0}, "capacity must be a whole number >= 1"),
         ({"prompt_rows": -1}, "prompt_rows must be a whole number 0 to"),
         ({"cold_start": 1}, "cold_start must be true or false"),

@@ -31,6 +31,7 @@ needs: frozenset[str] = frozenset()
 acceptance_floor = 4.0
 
 STRANGER = 0.6  # what a finished request did counts that much of what this prompt's own text did
+LOWEST = 1e-3  # nodes reached less often are not looked for
 RECENT = 32  # tokens matched against finished requests
 NOWHERE: Way = (0.0, ROOT, 0, 0)
 NOWAYS: dict[int, Way] = {}
@@ -154,7 +155,7 @@ class SuffixDrafter:
                     score = max(score, STRANGER * there[0])
                     order += 1
                     place = (after, length, there[1], there[2])
-                    if token < vocabulary:
+                    if token < vocabulary and reach * score >= LOWEST:
                         heapq.heappush(
                             frontier,
                             (-reach * score, order, node, level, token, score, evidence, place),
@@ -163,7 +164,7 @@ class SuffixDrafter:
                     score *= STRANGER
                     order += 1
                     place = (ROOT, 0, after, length)
-                    if token < vocabulary:
+                    if token < vocabulary and reach * score >= LOWEST:
                         heapq.heappush(
                             frontier,
                             (
