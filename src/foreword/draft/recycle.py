@@ -30,6 +30,7 @@ import numpy.typing as npt
 from foreword.config import flag, positive, whole
 from foreword.draft._bigrams import Bigrams, empty
 from foreword.draft._context import DraftContext
+from foreword.draft._noise import under_noise
 from foreword.draft._table import ContextTable, Keys, follow, keys_of
 from foreword.errors import ConfigError
 from foreword.protocols import Drafter
@@ -41,6 +42,7 @@ acceptance_floor = 4.0
 # The chance that an id is accepted is about its share times this, by tokens of the context that is
 # known (0: bigrams). Outputs of SmolLM2-135M-Instruct, 60 Spec-Bench questions and 8 edits.
 TRUST = (0.35, 0.6, 0.75, 0.85)
+OTHERS = 0.1  # share of the ids that are not kept
 LOWEST = 1e-4  # scores below are not looked for
 BASE = 2**21  # contexts are numbers to this base; histories may hold any id below
 MOST = 16  # ids of a row at most: evidence counts in sixteens
@@ -172,12 +174,25 @@ class RecycleDrafter:
             found = 0, (self._bigrams.ids[token].tolist(), self._cold[token].tolist())
         size, (ids, shares) = found
         temperature = sequence.request.params.temperature
-        if temperature and temperature != 1.0:
-            powers = [share ** (1.0 / temperature) for share in shares]
-            scale = 1.0 / sum(powers)
-            shares = [scale * power for power in powers]
+        if temperature:
+            if temperature != 1.0:
+                powers = [share ** (1.0 / temperature) for share in shares]
+                scale = 1.0 / sum(powers)
+                shares = [scale * power for power in powers]
+            if self._config.shared_noise:
+                ids, shares = self._ranked(sequence, ids, shares, level)
         trust = TRUST[size]
         return ids, [trust * share for share in shares], 16 * size
+
+    def _ranked(
+        self, sequence: Sequence, ids: list[int], shares: list[float], level: int
+    ) -> tuple[list[int], list[float]]:
+        """Ids and their chances, the likeliest choice of the target under its own noise first."""
+        position = sequence.num_output + level
+        noise = self._context.row_ops.gumbel(sequence.request.seed, position, ids)
+        chances = under_noise([share * (1.0 - OTHERS) for share in shares], noise, OTHERS)
+        order = sorted(range(len(ids)), key=chances.__getitem__, reverse=True)
+        return [ids[place] for place in order], [chances[place] for place in order]
 
 
 def shares_of(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
