@@ -25,7 +25,11 @@ from typing import Any
 
 from foreword import LLM, SamplingParams
 from foreword.bench.texts import free_prompts
+from foreword.build import bigram_source, compiled_rows, make_drafter
+from foreword.draft._context import DraftContext
+from foreword.model.llama import Decoder
 from foreword.protocols import Drafter
+from foreword.sample.rows import NumpyRows
 from foreword.types import Outcome, Sequence, Trie
 
 DATA = Path(__file__).parent / "data"
@@ -105,11 +109,20 @@ def make_llm(options: argparse.Namespace, method: str, batch: int) -> LLM:
 
 
 def drafting_llm(options: argparse.Namespace) -> LLM:
-    """One engine; with several drafters, their models' parts are those of the last."""
-    engines = [make_llm(options, name, 1) for name in options.drafter.split(",")]
-    llm = engines[-1]
-    if len(engines) > 1:
-        merged = Merged([one.engine.parts.drafter for one in engines])
+    """One engine; several drafters, with their default options, take the place of the first."""
+    first, *others = options.drafter.split(",")
+    llm = make_llm(options, first, 1)
+    if others:
+        built, model = llm.built, llm.engine.parts.model
+        assert isinstance(model, Decoder)
+        context = DraftContext(
+            options.depth or options.node_budget,
+            model.vocab_size,
+            row_ops=compiled_rows(model) or NumpyRows(),
+            bigrams=bigram_source(built.config, built.checkpoint, built.tokenizer, model, None),
+        )
+        rest = [make_drafter(name, {}, context) for name in others]
+        merged = Merged([llm.engine.parts.drafter, *rest])
         llm.engine.parts = replace(llm.engine.parts, drafter=merged)
     return llm
 

@@ -177,11 +177,15 @@ class Sampler(Protocol):
 
 
 class RowOps(Protocol):
-    """Questions about whole logit rows, for drafters and tools: float32 [rows, vocab], C order."""
+    """Questions about whole logit rows, float32 [rows, vocab] in C order, and about the sampler's
+    noise; for drafters and tools."""
 
     def top_k(self, rows: Logits, k: int) -> tuple[np.ndarray, Logits]:
         """The first k of each row by (logit descending, id ascending): ids int32 [rows, k] and
         their values float32 [rows, k]; -inf comes last. ValueError on NaN or a bad k."""
+
+    def gumbel(self, seed: int, position: int, ids: list[int]) -> list[float]:
+        """The sampler's noise for some ids >= 0 at an output position."""
 
     def log_softmax(self, rows: Logits, ids: np.ndarray) -> np.ndarray:
         """Raw log-probability of `ids` int64 [rows], one of each row: float64 [rows], the bits of

@@ -252,16 +252,18 @@ class Trie:
 
     def add(self, parent: int, token: int, score: float, source: str, evidence: int = 0) -> int:
         """Add a child, or raise an equal sibling's score; returns the node's index."""
-        assert -1 <= parent < len(self.tokens), (parent, len(self.tokens))
-        score = min(max(score, 1e-9), 1.0)
-        found = self._index.get((parent, token))
-        if found is not None:
+        tokens = self.tokens
+        node = len(tokens)
+        assert -1 <= parent < node, (parent, node)
+        if not 1e-9 <= score <= 1.0:
+            score = min(max(score, 1e-9), 1.0)
+        found = self._index.setdefault((parent, token), node)
+        if found != node:
             if score > self.scores[found]:
                 self.scores[found], self.sources[found] = score, source
                 self.evidence[found] = evidence
             return found
-        self._index[parent, token] = len(self.tokens)
-        self.tokens.append(token)
+        tokens.append(token)
         self.parents.append(parent)
         self.scores.append(score)
         self.sources.append(source)

@@ -180,6 +180,20 @@ def test_top_k_and_log_softmax(kind: str, size: int, share: float) -> None:
         np.testing.assert_array_equal(rows.log_softmax(batch, chosen), want)
 
 
+@pytest.mark.parametrize("position", [0, 1, 4095, 2**40])
+def test_the_noise_of_single_ids(position: int) -> None:
+    ids = [0, 1, 2, 3, 4, 5, 49151, 150_000, 7, 7]
+    for seed in (0, 1, 2**64 - 1):
+        want = noise.gumbel(seed, position, 150_001)[ids].tolist()
+        assert NumpyRows().gumbel(seed, position, ids) == want
+        assert NumpyRows().gumbel(seed, position, []) == []
+        for rows in EVERYONE:
+            assert rows.gumbel(seed, position, ids) == want
+            assert rows.gumbel(seed, position, []) == []
+            with pytest.raises(ValueError, match="ids must be >= 0, got -3"):
+                rows.gumbel(seed, position, [5, -3])
+
+
 def test_log_softmax_is_the_samplers() -> None:
     batch = np.stack([make_row("normal", 3000, seed) for seed in range(4)])
     greedy = SamplingParams(temperature=0.0, logprobs=0).resolve({})

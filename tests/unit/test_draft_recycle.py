@@ -20,12 +20,11 @@ from foreword.draft import _bigrams, recycle
 from foreword.draft._bigrams import ROWS, WIDTH, Bigrams, Source
 from foreword.draft._context import DraftContext
 from foreword.draft._table import ContextTable, follow, keys_of
-from foreword.draft.recycle import TRUST, scored
+from foreword.draft.recycle import BASE, TRUST, shares_of
 from foreword.errors import ConfigError
 from foreword.sample.rows import NumpyRows
+from foreword.sample.sampler import GumbelSampler
 from foreword.types import DraftTree, Outcome, Request, SamplingParams, Verdict
-
-BASE = 2**21
 
 
 def drafter(depth=15, learning=True, bigrams=None, **options):
@@ -84,13 +83,22 @@ def test_contexts_run_along_the_path_not_along_the_rows():
     assert trie.evidence[0] == 16  # 4 5 was never a context
 
 
-def test_scores_are_shares_lowered_by_the_context():
-    found = 2, [4, 5, 6], [1.0, 0.0, -9.0]
-    total = 1.0 + math.exp(-1) + math.exp(-10)
-    factor, power = TRUST[2]
-    [first, second] = scored(found, 1.0)[:2]
-    assert first == (4, pytest.approx(factor * (1 / total) ** power), 32)
-    assert second == (5, pytest.approx(factor * (math.exp(-1) / total) ** power), 33)
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
+def test_scores_are_shares_lowered_by_the_context(temperature):
+    """Two tokens of context, three ids with anything to them."""
+    made = drafter(depth=1, shared_noise=False)
+    source = new_sequence("s", [1, 2])
+    verified(made, source, DraftTree.root(2), [row(_4=2.0, _5=1.0, _6=0.0)], [4])
+    [trie] = made.propose([new_sequence("n", [1, 2], temperature=temperature)], [3])
+    shares = np.exp(np.array([2.0, 1.0, 0.0]) / (temperature or 1.0))
+    assert trie.tokens == [4, 5, 6]
+    assert trie.scores == pytest.approx(TRUST[2] * shares / shares.sum(), rel=1e-3)
+    assert trie.evidence == [32, 33, 34]
+
+
+def test_a_row_with_one_id_left_is_sure_of_it():
+    logits = np.array([[3.0, -np.inf], [-np.inf, -np.inf]], np.float32)
+    assert shares_of(logits).tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
 def test_the_best_first_nodes_are_the_ones_of_highest_reach():
@@ -123,16 +131,15 @@ def test_a_row_with_nan_teaches_nothing_and_breaks_nothing():
 def test_the_table_is_a_dictionary_of_the_last_rows(lessons):
     """Against a list searched from its end: only the last `capacity` lessons count."""
     capacity = 6
-    table = ContextTable(capacity, 1)
+    table = ContextTable(capacity)
     for history, answer in lessons:
-        ids, logits = np.array([[answer]], np.int32), np.zeros((1, 1), np.float32)
-        table.learn([keys_of(history, BASE)], ids, logits)
+        table.learn([keys_of(history, BASE)], [([answer], [1.0])])
     for asked in ([0], [1, 2], [3, 4, 5], [5, 5, 5, 5]):
         expected = None
         for size in range(min(3, len(asked)), 0, -1):
             for history, answer in reversed(lessons[-capacity:]):
                 if history[-size:] == asked[-size:] and len(history) >= size:
-                    expected = expected or (size, [answer], [0.0])
+                    expected = expected or (size, ([answer], [1.0]))
         assert table.find(keys_of(asked, BASE)) == expected
     assert len(table._places) <= 3 * capacity
 
@@ -337,7 +344,8 @@ def greedy(path, prompt):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"width": 0}, "width must be a whole number >= 1"),
+        ({"width": 0}, "width must be a whole number 1 to 16"),
+        ({"width": 17}, "width must be a whole number 1 to 16"),
         ({"capacity": 0}, "capacity must be a whole number >= 1"),
         ({"prompt_rows": -1}, "prompt_rows must be a whole number 0 to"),
         ({"cold_start": 1}, "cold_start must be true or false"),
@@ -348,3 +356,48 @@ def greedy(path, prompt):
 def test_bad_options_are_named(options, complaint):
     with pytest.raises(ConfigError, match=complaint):
         recycle.Config(**options)
+
+
+# --- shared noise
+
+
+def picks(shared_noise, positions=60):
+    """How often the first guess is what the target chooses, its row known exactly: width of all
+    ids, so that nothing is left out."""
+    numbers = np.random.default_rng(1)
+    right = 0
+    for number in range(positions):
+        logits = numbers.normal(0, 1, VOCAB).astype(np.float32)
+        logits[16:] = -np.inf
+        made = drafter(depth=1, width=16, shared_noise=shared_noise)
+        verified(made, new_sequence("t", [2]), DraftTree.root(2), [logits], [0])
+        sequence = new_sequence(f"s{number}", [2], temperature=1.3)
+        [trie] = made.propose([sequence], [1])
+        params, state = sequence.request.params, sequence.sampler_state
+        right += trie.tokens[0] == GumbelSampler().choose(logits, params, state, 0).token_id
+    return right / positions
+
+
+def test_shared_noise_foresees_what_the_target_chooses():
+    """With the row known and all ids kept the guess is always right; without the noise, rarely."""
+    assert picks(shared_noise=True) == 1.0
+    assert picks(shared_noise=False) < 0.5
+
+
+def test_deeper_levels_use_the_noise_of_their_own_positions():
+    made = drafter(depth=3, width=16)
+    numbers = np.random.default_rng(2)
+    rows = {}
+    for token in range(16):
+        rows[token] = numbers.normal(0, 1, VOCAB).astype(np.float32)
+        rows[token][16:] = -np.inf
+        verified(made, new_sequence("t", [token]), DraftTree.root(token), [rows[token]], [0])
+    sequence = new_sequence("s", [30, 2], output=[5, 7], temperature=1.0)
+    [trie] = made.propose([sequence], [40])
+    node, token = -1, 7
+    for position in (2, 3, 4):
+        params, state = sequence.request.params, sequence.sampler_state
+        token = GumbelSampler().choose(rows[token], params, state, position).token_id
+        likeliest = max(children(trie, node).values(), key=lambda n: trie.scores[n])
+        assert trie.tokens[likeliest] == token
+        node = likeliest

@@ -19,39 +19,47 @@ MOST = 31  # longest match told apart as evidence
 SHORTER = 0.6  # a shorter context gets that much of what the longer one left
 CONTEXTS = 3  # contexts asked
 WAYS = 8  # ways looked at per context, the latest first
-WORTH = 0.02  # shares below are not looked for
+WORTH = 0.03  # shares below are not looked for
 
-Way = tuple[
-    float, int, int, int
-]  # score, state after it, tokens matched there, tokens matched here
+Way = tuple[float, int, int]  # score, the state after it, tokens matched there
 
 
 def ways_on(automaton: SuffixAutomaton, state: int, matched: int) -> dict[int, Way]:
     """token -> Way, for a text that ends with a context of `matched` tokens in `state`. Where
     nothing followed yet, as at the end of the newest text, shorter contexts answer."""
     found: dict[int, Way] = {}
-    counts, left, contexts = automaton.count, 1.0, CONTEXTS
+    following_of, counts, link = automaton.following, automaton.count, automaton.link
+    left, contexts = 1.0, CONTEXTS
     while state > ROOT:
-        following = automaton.following[state]
+        following = following_of[state]
         if following:
-            trust = TRUST[matched if matched < LONGEST else LONGEST]
-            total = sum([counts[after] for after in following.values()])
-            share, looked = left * trust / (total or 1), WAYS
-            for token in reversed(following):
-                after = following[token]
-                score = share * counts[after]
-                if token in found:
-                    known = found[token]
-                    found[token] = (known[0] + score, known[1], known[2], known[3])
+            trust = TRUST[matched] if matched < LONGEST else TRUST[LONGEST]
+            share = left * trust
+            if len(following) > 1:
+                total = sum([counts[after] for after in following.values()]) or 1
+                looked = WAYS
+                for token in reversed(following):
+                    after = following[token]
+                    score = share * counts[after] / total
+                    known = found.get(token)
+                    if known is None:
+                        found[token] = (score, after, matched + 1)
+                    else:
+                        found[token] = (known[0] + score, known[1], known[2])
+                    looked -= 1
+                    if not looked:
+                        break
+            else:
+                [(token, after)] = following.items()
+                known = found.get(token)
+                if known is None:
+                    found[token] = (share, after, matched + 1)
                 else:
-                    found[token] = (score, after, matched + 1, min(matched, MOST))
-                looked -= 1
-                if not looked:
-                    break
+                    found[token] = (known[0] + share, known[1], known[2])
             left *= SHORTER * (1.0 - trust)
             contexts -= 1
             if not contexts or left < WORTH:
                 break
-        state = automaton.link[state]
+        state = link[state]
         matched = automaton.size[state]
     return found

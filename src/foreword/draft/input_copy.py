@@ -131,8 +131,8 @@ class _Alignment:
         self._keep(found)
 
     def _keep(self, cursors: dict[int, _Cursor]) -> None:
-        """The best ones; ties to the earlier place."""
-        ordered = sorted(cursors.values(), key=lambda cursor: cursor.place)
+        """The best ones; ties to the later place."""
+        ordered = sorted(cursors.values(), key=lambda cursor: -cursor.place)
         ordered.sort(key=lambda cursor: cursor.rank, reverse=True)
         self.cursors = ordered[: self.config.num_cursors]
 

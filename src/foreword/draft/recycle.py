@@ -11,8 +11,8 @@ Score: the softmax over the ids kept, lowered by how little the context says (`T
 temperature the target's noise for that position is known: ids are ranked by what it makes of the
 kept logits (`shared_noise`). Evidence: 16 x tokens of the context + rank, 0 .. 63.
 
-Cost: per verified node its top-k and about 3 microseconds, per proposed node 4. Memory: about 550
-bytes for each of `capacity` contexts of each of `salts`. Frozen learning: the bigrams alone. Loses
+Cost: per verified node its top-k and about 3 microseconds, per proposed node 4. Memory: about 1 kB
+for each of `capacity` contexts of each of `salts`. Frozen learning: the bigrams alone. Loses
 on nothing much: with wide trees it guesses right more often than any other source that is not a
 model, though never far ahead.
 """
@@ -25,11 +25,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from foreword.config import flag, positive, whole
 from foreword.draft._bigrams import Bigrams, empty
 from foreword.draft._context import DraftContext
-from foreword.draft._table import ContextTable, Found, Keys, follow, keys_of
+from foreword.draft._noise import under_noise
+from foreword.draft._table import ContextTable, Keys, follow, keys_of
 from foreword.errors import ConfigError
 from foreword.protocols import Drafter
 from foreword.types import Outcome, Sequence, Trie
@@ -37,14 +39,16 @@ from foreword.types import Outcome, Sequence, Trie
 needs: frozenset[str] = frozenset()
 acceptance_floor = 4.0
 
-# By tokens of the context that is known (0: bigrams): the chance that an id is accepted is about
-# factor * share ** power. Outputs of SmolLM2-135M-Instruct, 60 Spec-Bench questions and 8 edits.
-TRUST = ((0.35, 1.0), (0.6, 1.0), (0.75, 1.0), (0.85, 1.0))
-LOWEST = 1e-4
+# The chance that an id is accepted is about its share times this, by tokens of the context that is
+# known (0: bigrams). Outputs of SmolLM2-135M-Instruct, 60 Spec-Bench questions and 8 edits.
+TRUST = (0.35, 0.6, 0.75, 0.85)
+OTHERS = 0.1  # share of the ids that are not kept
+LOWEST = 1e-4  # scores below are not looked for
+BASE = 2**21  # contexts are numbers to this base; histories may hold any id below
+MOST = 16  # ids of a row at most: evidence counts in sixteens
 
-# (-reach, order of discovery, parent, level, keys of the parent, its reach, row, rank)
-Row = list[tuple[int, float, int]]  # (id, score, evidence), best first
-Entry = tuple[float, int, int, int, Keys, float, Row, int]
+# (-reach, order of discovery, parent, level, keys of the parent, its reach, ids, scores, evidence)
+Entry = tuple[float, int, int, int, Keys, float, list[int], list[float], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +59,16 @@ class Config:
     target's noise at temperature > 0."""
 
     width: int = 8
-    capacity: int = 16384
+    capacity: int = 8192
     salts: int = 8
     cold_start: bool = True
-    cold_start_seconds: float = 10.0
+    cold_start_seconds: float = 3.0
     prompt_rows: int = 0
     shared_noise: bool = True
 
     def __post_init__(self) -> None:
-        positive(self, "width", "capacity", "salts")
+        positive(self, "capacity", "salts")
+        whole(self, "width", 1, MOST)
         whole(self, "prompt_rows", 0, 2**31)
         flag(self, "cold_start")
         flag(self, "shared_noise")
@@ -83,7 +88,7 @@ class RecycleDrafter:
         self._context = context
         self._bigrams = bigrams
         self._width = min(config.width, context.vocab_size)
-        self._base = 2**21  # contexts are numbers to this base; histories may hold any id below
+        self._cold = shares_of(bigrams.logits)
         self._tables: dict[str, ContextTable] = {}  # by salt, the one used last is last
         self.prompt_rows = config.prompt_rows if context.learning else 0
 
@@ -101,25 +106,23 @@ class RecycleDrafter:
         for outcome in outcomes:
             tree, ids = outcome.tree, outcome.sequence.token_ids
             before = len(ids) - len(outcome.verdict.tokens)
-            contexts = [keys_of(ids[max(0, before - 3) : before], self._base)]
+            contexts = [keys_of(ids[max(0, before - 3) : before], BASE)]
             for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-                contexts.append(follow(contexts[parent], token, self._base))
+                contexts.append(follow(contexts[parent], token, BASE))
             self._learn(outcome.sequence.request.salt, contexts, outcome.logits)
 
     def read_prompt(self, sequence: Sequence, start: int, logits: np.ndarray) -> None:
         """The target's raw rows float32 [rows, vocab] after prompt tokens `start` and on."""
         ids, contexts = sequence.token_ids, []
         for position in range(start, start + len(logits)):
-            contexts.append(keys_of(ids[max(0, position - 2) : position + 1], self._base))
+            contexts.append(keys_of(ids[max(0, position - 2) : position + 1], BASE))
         self._learn(sequence.request.salt, contexts, logits)
 
     def end(self, sequence: Sequence) -> None:
         pass
 
     def _learn(self, salt: str, contexts: list[Keys], logits: np.ndarray) -> None:
-        table = self._tables.pop(salt, None)
-        if table is None:
-            table = ContextTable(self._config.capacity, self._width)
+        table = self._tables.pop(salt, None) or ContextTable(self._config.capacity)
         self._tables[salt] = table
         if len(self._tables) > self._config.salts:
             del self._tables[next(iter(self._tables))]
@@ -127,7 +130,7 @@ class RecycleDrafter:
             ids, values = self._context.row_ops.top_k(logits, self._width)
         except ValueError:
             return  # NaN in a row: the request ends with an error, there is nothing to learn
-        table.learn(contexts, ids, values)
+        table.learn(contexts, zip(ids.tolist(), shares_of(values).tolist(), strict=True))
 
     def _draft(self, sequence: Sequence, budget: int) -> Trie:
         """The `budget` nodes of highest reach, found best first."""
@@ -135,53 +138,69 @@ class RecycleDrafter:
         if budget < 1 or depth < 1:
             return trie
         table = self._tables.get(sequence.request.salt)
-        frontier: list[Entry] = []
-        keys = keys_of(sequence.token_ids, self._base)
+        keys = keys_of(sequence.token_ids, BASE)
         token, order, node, level, reach = sequence.token_ids[-1], 0, -1, 0, 1.0
+        frontier: list[Entry] = []
         while True:
             if level < depth:
-                row = self._children(sequence, table, keys, token, level)
-                if row:
+                ids, scores, evidence = self._children(sequence, table, keys, token, level)
+                if ids:
                     order += 1
-                    entry = (-reach * row[0][1], order, node, level, keys, reach, row, 0)
-                    heapq.heappush(frontier, entry)
+                    entry = (-reach * scores[0], order, node, level, keys, reach, ids, scores)
+                    heapq.heappush(frontier, (*entry, evidence))
             if not frontier or len(trie) == budget:
                 return trie
-            negative, _, parent, level, above, outer, row, rank = heapq.heappop(frontier)
-            token, score, evidence = row[rank]
-            node = trie.add(parent, token, score, self.name, evidence)
-            if rank + 1 < len(row):
+            negative, _, parent, level, above, outer, ids, scores, evidence = frontier[0]
+            rank = evidence % 16
+            token = ids[rank]
+            node = trie.add(parent, token, scores[rank], self.name, evidence)
+            if rank + 1 < len(ids) and scores[rank + 1] >= LOWEST:
                 order += 1
-                after = -outer * row[rank + 1][1]
-                heapq.heappush(frontier, (after, order, parent, level, above, outer, row, rank + 1))
-            reach, level, keys = -negative, level + 1, follow(above, token, self._base)
+                entry = (-outer * scores[rank + 1], order, parent, level, above, outer, ids, scores)
+                heapq.heapreplace(frontier, (*entry, evidence + 1))
+            else:
+                heapq.heappop(frontier)
+            reach, level, keys = -negative, level + 1, follow(above, token, BASE)
 
     def _children(
         self, sequence: Sequence, table: ContextTable | None, keys: Keys, token: int, level: int
-    ) -> list[tuple[int, float, int]]:
-        """(id, score, evidence) of what may follow a history with `keys`, `token` last, best
-        first; `level` drafted tokens lie between it and the output."""
+    ) -> tuple[list[int], list[float], int]:
+        """Ids that may follow a history with `keys` and `token` last, best first, their scores, and
+        the evidence of the first; `level` drafted tokens lie between it and the output."""
         found = None if table is None else table.find(keys)
         if found is None:
             if token >= self._bigrams.known:
-                return []
-            found = 0, self._bigrams.ids[token].tolist(), self._bigrams.logits[token].tolist()
-        return scored(found, 1.0)
+                return [], [], 0
+            found = 0, (self._bigrams.ids[token].tolist(), self._cold[token].tolist())
+        size, (ids, shares) = found
+        temperature = sequence.request.params.temperature
+        if temperature:
+            if temperature != 1.0:
+                powers = [share ** (1.0 / temperature) for share in shares]
+                scale = 1.0 / sum(powers)
+                shares = [scale * power for power in powers]
+            if self._config.shared_noise:
+                ids, shares = self._ranked(sequence, ids, shares, level)
+        trust = TRUST[size]
+        return ids, [trust * share for share in shares], 16 * size
+
+    def _ranked(
+        self, sequence: Sequence, ids: list[int], shares: list[float], level: int
+    ) -> tuple[list[int], list[float]]:
+        """Ids and their chances, the likeliest choice of the target under its own noise first."""
+        position = sequence.num_output + level
+        noise = self._context.row_ops.gumbel(sequence.request.seed, position, ids)
+        chances = under_noise([share * (1.0 - OTHERS) for share in shares], noise, OTHERS)
+        order = sorted(range(len(ids)), key=chances.__getitem__, reverse=True)
+        return [ids[place] for place in order], [chances[place] for place in order]
 
 
-def scored(found: Found, temperature: float) -> Row:
-    """The ids of a row, best first, at a temperature > 0."""
-    size, ids, logits = found
-    factor, power = TRUST[size]
-    peak = logits[0]
-    shares = [math.exp((logit - peak) / temperature) for logit in logits]
-    scale, evidence, children = 1.0 / sum(shares), 16 * size, []
-    for rank, (token, share) in enumerate(zip(ids, shares, strict=True)):
-        score = factor * (share * scale) ** power
-        if score < LOWEST:
-            break
-        children.append((token, score, evidence + rank))
-    return children
+def shares_of(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Softmax of each row, whose first value is the highest; all of it to an only unmasked id."""
+    with np.errstate(invalid="ignore", under="ignore"):
+        terms = np.exp(logits - logits[:, :1])
+        shares: npt.NDArray[np.float32] = terms / terms.sum(axis=1, keepdims=True)
+    return np.nan_to_num(shares)
 
 
 def make(config: Config, context: DraftContext) -> Drafter:

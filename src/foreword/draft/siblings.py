@@ -101,7 +101,7 @@ class SiblingsDrafter:
         order, node, level, reach = 0, -1, 0, 1.0
         while True:
             if level < depth:
-                for token, (score, after, length, _) in ways_on(automaton, state, matched).items():
+                for token, (score, after, length) in ways_on(automaton, state, matched).items():
                     if token < self._context.vocab_size:
                         order += 1
                         evidence = min(length - 1, MOST) + 32 * (length == whole + level + 1)

@@ -23,7 +23,7 @@ from foreword.config import positive, whole
 from foreword.draft._archive import Archive
 from foreword.draft._automaton import ROOT, SuffixAutomaton, grow
 from foreword.draft._context import DraftContext
-from foreword.draft._ways import Way, ways_on
+from foreword.draft._ways import MOST, Way, ways_on
 from foreword.protocols import Drafter
 from foreword.types import Outcome, Sequence, Trie
 
@@ -31,13 +31,14 @@ needs: frozenset[str] = frozenset()
 acceptance_floor = 4.0
 
 STRANGER = 0.6  # what a finished request did counts that much of what this prompt's own text did
+LOWEST = 1e-3  # nodes reached less often are not looked for
 RECENT = 32  # tokens matched against finished requests
-NOWHERE: Way = (0.0, ROOT, 0, 0)
+NOWHERE: Way = (0.0, ROOT, 0)
 NOWAYS: dict[int, Way] = {}
 
 Place = tuple[int, int, int, int]  # state and length of the match, in the book and in the archive
-# (-reach, order of discovery, parent, level, token, score, evidence, place after the token)
-Entry = tuple[float, int, int, int, int, float, int, Place]
+# (-reach, order of discovery, parent, level, token, score, place after the token)
+Entry = tuple[float, int, int, int, int, float, Place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,43 +145,35 @@ class SuffixDrafter:
             for token in sequence.token_ids[-RECENT:]:
                 state_there, matched_there = others.step(state_there, matched_there, token)
         vocabulary, order, node, level, reach = self._context.vocab_size, 0, -1, 0, 1.0
+        push, pop = heapq.heappush, heapq.heappop
         frontier: list[Entry] = []
         while True:
             if level < depth:
                 ways = ways_on(own, state, matched)
                 theirs = NOWAYS if others is None else ways_on(others, state_there, matched_there)
-                for token, (score, after, length, evidence) in ways.items():
-                    there = theirs.pop(token, NOWHERE)
-                    score = max(score, STRANGER * there[0])
-                    order += 1
-                    place = (after, length, there[1], there[2])
-                    if token < vocabulary:
-                        heapq.heappush(
-                            frontier,
-                            (-reach * score, order, node, level, token, score, evidence, place),
-                        )
-                for token, (score, after, length, evidence) in theirs.items():
-                    score *= STRANGER
-                    order += 1
-                    place = (ROOT, 0, after, length)
-                    if token < vocabulary:
-                        heapq.heappush(
-                            frontier,
-                            (
-                                -reach * score,
-                                order,
-                                node,
-                                level,
-                                token,
-                                score,
-                                evidence + 32,
-                                place,
-                            ),
+                for token, (score, after, length) in ways.items():
+                    there = NOWHERE
+                    if theirs and token in theirs:
+                        there = theirs.pop(token)
+                        score = max(score, STRANGER * there[0])
+                    likely = reach * score
+                    if likely >= LOWEST and token < vocabulary:
+                        order += 1
+                        place = (after, length, there[1], there[2])
+                        push(frontier, (-likely, order, node, level, token, score, place))
+                for token, (score, after, length) in theirs.items():
+                    likely = reach * score * STRANGER
+                    if likely >= LOWEST and token < vocabulary:
+                        order += 1
+                        place = (ROOT, 0, after, length)
+                        push(
+                            frontier, (-likely, order, node, level, token, score * STRANGER, place)
                         )
             if not frontier or len(trie) == budget:
                 return trie
-            negative, _, parent, level, token, score, evidence, place = heapq.heappop(frontier)
+            negative, _, parent, level, token, score, place = pop(frontier)
             state, matched, state_there, matched_there = place
+            evidence = min(matched - 1, MOST) if matched else min(matched_there - 1, MOST) + 32
             node = trie.add(parent, token, score, self.name, evidence)
             reach, level = -negative, level + 1
 

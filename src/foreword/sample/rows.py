@@ -1,7 +1,7 @@
-"""Operations on whole logit rows that drafters and tools want: the highest ids, and log-softmax.
+"""What drafters and tools ask beyond sampling: highest ids and log-softmax of whole logit rows.
 
 The specification of kernels/cpu/sampling.py, which has the same bits. Order among ids as in
-filters.py: (logit descending, id ascending). Knows no parameters, no noise and no position.
+filters.py: (logit descending, id ascending). And the noise of single ids, as in noise.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.kernels._rows import check_ids, check_top_k, nan_in_row
-from foreword.sample import filters, portable
+from foreword.sample import filters, noise, portable
 
 Rows = npt.NDArray[np.float32]
 
@@ -26,6 +26,12 @@ class NumpyRows:
                 raise nan_in_row(index)
             ids[index] = filters.descending(row)[:k]
         return ids, np.take_along_axis(rows, ids.astype(np.int64), axis=1)
+
+    def gumbel(self, seed: int, position: int, ids: list[int]) -> list[float]:
+        if ids and min(ids) < 0:
+            raise ValueError(f"ids must be >= 0, got {min(ids)}")
+        values: list[float] = noise.gumbel(seed, position, np.array(ids, dtype=np.int64)).tolist()
+        return values
 
     def log_softmax(self, rows: Rows, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         check_ids(rows, ids)

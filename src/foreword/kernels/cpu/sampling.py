@@ -60,6 +60,12 @@ class NativeRows:
             raise nan_in_row(bad)
         return ids, values
 
+    def gumbel(self, seed: int, position: int, ids: list[int]) -> list[float]:
+        if ids and min(ids) < 0:
+            raise ValueError(f"ids must be >= 0, got {min(ids)}")
+        values: list[float] = self._native.gumbel(seed, position, ids)
+        return values
+
     def log_softmax(self, rows: Rows, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         check_ids(rows, ids)
         rows = np.require(rows, requirements=("C", "A"))

@@ -224,6 +224,14 @@ int top_k(const Loops& loops, Pool& pool, const float* values, int rows, int siz
   return bad;
 }
 
+void gumbel_noise(uint64_t seed, uint64_t position, const int64_t* ids, size_t count,
+                  double* out) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t id = static_cast<uint64_t>(ids[i]);
+    out[i] = gumbel(token_words(seed, position, id / 4).at[id % 4]);
+  }
+}
+
 void log_softmax(const Loops& loops, Pool& pool, const float* values, int rows, int size,
                  const int64_t* ids, double* out) {
   each_row(pool, rows, [&](size_t index) {

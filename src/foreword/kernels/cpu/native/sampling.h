@@ -47,6 +47,9 @@ std::vector<Scored> strongest(const LogitRow& row, const Ask& ask, int count);
 int top_k(const Loops& loops, Pool& pool, const float* values, int rows, int size, int k,
           int32_t* ids, float* out);
 
+// The noise of single ids at one position: out [count].
+void gumbel_noise(uint64_t seed, uint64_t position, const int64_t* ids, size_t count, double* out);
+
 // log-softmax of one id a row, NaN for a row with a fault: out [rows].
 void log_softmax(const Loops& loops, Pool& pool, const float* values, int rows, int size,
                  const int64_t* ids, double* out);

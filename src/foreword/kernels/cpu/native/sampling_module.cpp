@@ -70,6 +70,13 @@ int top(const std::string& isa, Pool& pool, int rows, int size, int k, uintptr_t
                reinterpret_cast<int32_t*>(ids), reinterpret_cast<float*>(out));
 }
 
+std::vector<double> noise(uint64_t seed, uint64_t position, const std::vector<int64_t>& ids) {
+  FloatState state;
+  std::vector<double> result(ids.size());
+  gumbel_noise(seed, position, ids.data(), ids.size(), result.data());
+  return result;
+}
+
 void softmax(const std::string& isa, Pool& pool, int rows, int size, uintptr_t values,
              uintptr_t ids, uintptr_t out) {
   const Loops& loops = loops_of(isa);
@@ -85,4 +92,5 @@ void bind_sampling(nb::module_& m) {
   m.def("rank_row", &rank);
   m.def("top_k", &top);
   m.def("log_softmax", &softmax);
+  m.def("gumbel", &noise);
 }
