@@ -94,11 +94,12 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     """Check names and options, open, fit, load: every error comes before anything is served."""
     config = with_backend(config)
     drafting, drafter_config = check_names(config)
-    needs_model = "own_kv" in drafting.needs
     config, checkpoint = open_target(config, progress)
     tokenizer = load_tokenizer(checkpoint)
     context = _context(config, checkpoint.config)
-    draft = open_draft(config, checkpoint, tokenizer, progress) if needs_model else None
+    draft = (
+        open_draft(config, checkpoint, tokenizer, progress) if config.speculative.model else None
+    )
     shared = draft is not None and draft.files == checkpoint.files
     slots = _slots(config, context, [checkpoint] + ([draft] if draft else []), shared)
     fingerprint = checkpoint.fingerprint()  # of the files as they are now, while they are loaded
@@ -110,6 +111,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         config.speculative.num_speculative_tokens,
         model.vocab_size,
         row_ops=compiled_rows(model) or NumpyRows(),
+        learning=config.speculative.learning,
     )
     if draft is not None:
         draft_model = model
@@ -117,7 +119,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             draft_model = load_model(config, draft, tokenizer.vocab_size, context, progress)
         draft_kv = make_store(config, draft, slots)
         draft_context = replace(draft_context, model=draft_model, kv=draft_kv, sampler=sampler)
-    drafter: Drafter = drafting.make(drafter_config, draft_context)
+    drafter = assemble_drafter(drafting, drafter_config, draft_context)
     kv = make_store(config, checkpoint, slots)
     return Built(
         engine=assemble(config, model, kv, drafter, sampler),
@@ -146,13 +148,14 @@ def check_names(config: EngineConfig) -> tuple[Any, Any]:
         member(family, name)
     require_device(config.device)
     drafting = member("draft", plan.method)
-    if ("own_kv" in drafting.needs) != (plan.model is not None):
-        raise ConfigError(
-            f"drafter {plan.method!r} takes no draft model; drop --draft-model"
-            if plan.model is not None
-            else f"drafter {plan.method!r} needs a draft model; name one with --draft-model"
-        )
-    return drafting, from_options(drafting.Config, plan.options, f"drafter {plan.method!r}")
+    options = from_options(drafting.Config, plan.options, f"drafter {plan.method!r}")
+    users = check_sources(drafting, options)
+    if plan.model is not None and not users:
+        raise ConfigError(f"drafter {plan.method!r} takes no draft model; drop --draft-model")
+    wanted = plan.method in users or "sources" in plan.options  # not merely used where there is one
+    if plan.model is None and users and wanted:
+        raise ConfigError(f"drafter {users[0]!r} needs a draft model; name one with --draft-model")
+    return drafting, options
 
 
 def make_sampler(model: Decoder) -> Sampler:
@@ -209,8 +212,40 @@ def make_drafter(method: str, options: dict[str, Any], context: DraftContext) ->
     """A drafter by name; its Config dataclass checks the options."""
     module = member("draft", method)
     config = from_options(module.Config, options, f"drafter {method!r}")
-    drafter: Drafter = module.make(config, context)
+    return assemble_drafter(module, config, context)
+
+
+def assemble_drafter(module: Any, config: Any, context: DraftContext) -> Drafter:
+    """A drafter with the sources it names, each with its default options. A source that needs a
+    draft model is left out where there is none."""
+    sources: dict[str, Drafter] = {}
+    for name, source in named_sources(module, config).items():
+        if context.model is not None or "own_kv" not in source.needs:
+            sources[name] = assemble_drafter(source, source.Config(), context)
+    drafter: Drafter = module.make(config, replace(context, sources=sources))
     return drafter
+
+
+def named_sources(module: Any, config: Any) -> dict[str, Any]:
+    """The modules a composite names in `sources(config)`; empty for the others."""
+    names: tuple[str, ...] = module.sources(config) if hasattr(module, "sources") else ()
+    return {name: member("draft", name) for name in names}
+
+
+def check_sources(module: Any, config: Any, above: tuple[Any, ...] = ()) -> list[str]:
+    """Names of the drafters, this one and below, that need a draft model. ConfigError for a
+    composite that is its own source, and for two that would share one draft model's store."""
+    name = module.__name__.rpartition(".")[2]
+    if module in above:
+        raise ConfigError(f"drafter {name!r} cannot be a source of itself; leave it out of sources")
+    found = [name] if "own_kv" in module.needs else []
+    for source in named_sources(module, config).values():
+        found += check_sources(source, source.Config(), (*above, module))
+    if len(found) > 1:
+        raise ConfigError(
+            f"sources {', '.join(found)} need a draft model each; keep one of them in sources"
+        )
+    return found
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -55,6 +55,7 @@ class CacheConfig:
 class SpeculativeConfig:
     """method: a file in draft/. tree: a file in tree/. num_speculative_tokens: longest draft path.
     node_budget: draft nodes per pass over the whole batch, None = fill the matrix tile.
+    learning: what drafters keep from one request for the next; false freezes it as it is.
     options: the drafter's own settings (its Config dataclass checks them)."""
 
     method: str = "ngram"
@@ -62,10 +63,12 @@ class SpeculativeConfig:
     tree: str = "best_first"
     num_speculative_tokens: int = 15
     node_budget: int | None = None
+    learning: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         positive(self, "num_speculative_tokens")
+        flag(self, "learning")
         if self.node_budget is not None and self.node_budget < 0:
             raise ConfigError(f"node_budget must be >= 0, got {self.node_budget}")
 

@@ -30,7 +30,7 @@ from drafting import (
     step,
     tape_store,
 )
-from foreword.build import build
+from foreword.build import assemble_drafter, build
 from foreword.config import CacheConfig, EngineConfig, SpeculativeConfig
 from foreword.draft import scripted
 from foreword.draft._context import DraftContext
@@ -77,7 +77,8 @@ def make(name, depth=DEPTH, vocab_size=VOCAB, drift=0.0, store=None):
             "kv": store or tape_store(),
             "sampler": sampler.make(),
         }
-    return module.make(module.Config(**options), DraftContext(depth, vocab_size, **own))
+    context = DraftContext(depth, vocab_size, **own)
+    return assemble_drafter(module, module.Config(**options), context)
 
 
 def ragged():

@@ -86,6 +86,14 @@ class EngineOptions:
     node_budget: Annotated[
         int | None, _number("--node-budget", "Draft nodes per step, whole batch.", _SPECULATION)
     ] = None
+    draft_learning: Annotated[
+        bool | None,
+        typer.Option(
+            "--draft-learning/--no-draft-learning",
+            help="Let drafters learn from one request for the next.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None
     prompt_lookup_max: Annotated[
         int | None, _number("--prompt-lookup-max", "ngram: longest match.", _SPECULATION)
     ] = None
@@ -213,6 +221,7 @@ def speculative_config(options: EngineOptions) -> dict[str, Any]:
         "num_speculative_tokens": options.num_speculative_tokens,
         "tree": options.tree,
         "node_budget": options.node_budget,
+        "learning": options.draft_learning,
         "prompt_lookup_max": options.prompt_lookup_max,
         "prompt_lookup_min": options.prompt_lookup_min,
         "confidence_threshold": options.confidence_threshold,

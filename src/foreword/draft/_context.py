@@ -4,6 +4,7 @@ A drafter file declares, at module level:
 
     needs             frozenset of words `build.py` must provide for; so far only "own_kv": a draft
                       model with its own KV store, and the target's sampler
+    sources           of a composite only: sources(config) -> names of the drafters it is handed
     acceptance_floor  mean tokens per verify pass, bonus included, that the contract suite holds it
                       to with paths of 4 on a history it should find easy (1.0 = it may never help)
     Config            small frozen dataclass of its own options
@@ -14,10 +15,11 @@ Knows no drafter. A name that starts with an underscore is not a drafter.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foreword.errors import ConfigError
-from foreword.protocols import KVStore, Model, RowOps, Sampler
+from foreword.protocols import Drafter, KVStore, Model, RowOps, Sampler
 from foreword.sample.rows import NumpyRows
 from foreword.types import Sequence, Trie
 
@@ -27,8 +29,9 @@ class DraftContext:
     """What `build.py` hands to `make`.
 
     max_depth: longest draft path (`num_speculative_tokens`). vocab_size: ids the target can emit;
-    no drafter proposes an id beyond. row_ops: top-k of the target's logit rows. model, kv, sampler:
-    for drafters that need "own_kv".
+    no drafter proposes an id beyond. row_ops: top-k of the target's logit rows. learning: whether
+    anything may be kept from one request for the next. sources: what a composite asked for, made
+    with default options, by name. model, kv, sampler: for drafters that need "own_kv".
     """
 
     max_depth: int
@@ -37,6 +40,8 @@ class DraftContext:
     kv: KVStore | None = None
     sampler: Sampler | None = None
     row_ops: RowOps = field(default_factory=NumpyRows)
+    learning: bool = True
+    sources: Mapping[str, Drafter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_depth", "vocab_size"):
