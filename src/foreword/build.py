@@ -40,6 +40,7 @@ from foreword.text.compatible import compatible
 from foreword.text.folder import load_folder
 from foreword.text.gguf_vocabulary import load_gguf
 from foreword.text.tokenizer import Tokenizer
+from foreword.types import SourceClock
 
 NUMERICS_VERSION = 1  # raised by any change that moves a bit of the logits
 TILE_ROWS = 16  # rows that ride in one matrix tile
@@ -122,7 +123,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     drafter = assemble_drafter(drafting, drafter_config, draft_context)
     kv = make_store(config, checkpoint, slots)
     return Built(
-        engine=assemble(config, model, kv, drafter, sampler),
+        engine=assemble(config, model, kv, drafter, sampler, draft_context.clock),
         config=config,
         checkpoint=checkpoint,
         fingerprint=fingerprint,
@@ -188,9 +189,14 @@ def closing(*models: Decoder | None) -> Callable[[], None]:
 
 
 def assemble(
-    config: EngineConfig, model: Decoder, kv: KVStore, drafter: Drafter, sampler: Sampler
+    config: EngineConfig,
+    model: Decoder,
+    kv: KVStore,
+    drafter: Drafter,
+    sampler: Sampler,
+    clock: SourceClock | None = None,
 ) -> Engine:
-    """The loop around given parts."""
+    """The loop around given parts; `clock` is the one the drafter was made with."""
     builder: TreeBuilder = member("tree", config.speculative.tree).make()
     drafts = drafter.name != "none"
     return Engine(
@@ -204,6 +210,7 @@ def assemble(
             acceptor=exact.make(),
             node_budget=_node_budget(config.speculative.node_budget) if drafts else lambda _: 0,
             guard=model.kernels.step_guard,
+            clock=clock or SourceClock(),
         )
     )
 

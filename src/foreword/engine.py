@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from foreword.types import (
     Outcome,
     Request,
     Sequence,
+    SourceClock,
     SpeculationStats,
     Verdict,
 )
@@ -44,6 +45,7 @@ class Parts:
     acceptor: Acceptor
     node_budget: Callable[[int], int]  # running sequences -> draft nodes to verify in a step
     guard: Callable[[], AbstractContextManager[None]]  # pins host switches around a step
+    clock: SourceClock = field(default_factory=SourceClock)  # the one the drafter was made with
 
 
 class Engine:
@@ -82,7 +84,9 @@ class Engine:
             works = self._draft(plan)
             rows = verify(self.parts.model, self.parts.kv, works)
             outcomes = self._accept(plan.entries, works, rows)
-            self.parts.drafter.observe([done for done in outcomes if done.sequence.error is None])
+            with self.parts.clock.measure(self.parts.drafter.name, calls=0):
+                sound = [done for done in outcomes if done.sequence.error is None]
+                self.parts.drafter.observe(sound)
             return self._emit(outcomes)
 
     def _plan(self) -> Plan:
@@ -101,7 +105,8 @@ class Engine:
                 self._drafting.add(entry.sequence.id)
                 self.parts.drafter.begin(entry.sequence)
         limits = [entry.draft_limit for entry in open_entries]
-        tries = self.parts.drafter.propose([entry.sequence for entry in open_entries], limits)
+        with self.parts.clock.measure(self.parts.drafter.name, calls=int(any(limits))):
+            tries = self.parts.drafter.propose([entry.sequence for entry in open_entries], limits)
         roots = [entry.sequence.token_ids[-1] for entry in open_entries]
         if plan.draft_total:
             budget = Budget(plan.draft_total, tuple(limits))
@@ -152,6 +157,7 @@ class Engine:
         accepted = sum(source != "" for source in sources)
         for stats in (sequence.stats, self.stats):
             stats.add(tree.num_drafted, accepted, len(emitted))
+            stats.credit(tree.sources, sources)
         return verdict
 
     def _chooser(self, sequence: Sequence) -> Callable[[np.ndarray], tuple[int, bool]]:

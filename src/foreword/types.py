@@ -7,9 +7,11 @@ to the field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -137,6 +139,29 @@ class TokenLogprobs:
 
 
 @dataclass(slots=True)
+class SourceClock:
+    """How often each source was asked and how long it took, over the life of an engine. The engine
+    measures its drafter, a composite each of its sources: time inside another's is its own only."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    _inner: float = 0.0  # measured inside the measurement that is open
+
+    @contextmanager
+    def measure(self, name: str, calls: int = 1) -> Iterator[None]:
+        """Times the block on account of `name`."""
+        around, self._inner = self._inner, 0.0
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            spent = perf_counter() - started
+            self.calls[name] = self.calls.get(name, 0) + calls
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inner
+            self._inner = around + spent
+
+
+@dataclass(slots=True)
 class SpeculationStats:
     """Counts over one request or one engine; the engine adds to them once per verify pass."""
 
@@ -145,6 +170,8 @@ class SpeculationStats:
     num_drafted: int = 0  # draft nodes verified
     num_accepted: int = 0  # draft nodes whose token was emitted
     histogram: dict[int, int] = field(default_factory=dict)  # accepted per step -> steps
+    drafted_by: dict[str, int] = field(default_factory=dict)  # source -> draft nodes verified
+    accepted_by: dict[str, int] = field(default_factory=dict)  # source -> of these, emitted
 
     def add(self, drafted: int, accepted: int, emitted: int) -> None:
         self.num_steps += 1
@@ -152,6 +179,13 @@ class SpeculationStats:
         self.num_drafted += drafted
         self.num_accepted += accepted
         self.histogram[accepted] = self.histogram.get(accepted, 0) + 1
+
+    def credit(self, guessed: SequenceOf[str], right: SequenceOf[str]) -> None:
+        """Count by source the nodes of a tree and the tokens emitted; "" (the target) is nobody."""
+        for counts, names in ((self.drafted_by, guessed), (self.accepted_by, right)):
+            for name in names:
+                if name:
+                    counts[name] = counts.get(name, 0) + 1
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -241,6 +275,10 @@ class Trie:
         self.sources.append(source)
         self.evidence.append(evidence)
         return len(self.tokens) - 1
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The child of `parent` (-1: of the root) that holds `token`."""
+        return self._index.get((parent, token))
 
     def add_chain(self, tokens: SequenceOf[int], scores: SequenceOf[float], source: str) -> None:
         """Add a path below the root."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from foreword.errors import ConfigError
 from foreword.protocols import Drafter, KVStore, Model, RowOps, Sampler
 from foreword.sample.rows import NumpyRows
-from foreword.types import Sequence, Trie
+from foreword.types import Sequence, SourceClock, Trie
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class DraftContext:
     max_depth: longest draft path (`num_speculative_tokens`). vocab_size: ids the target can emit;
     no drafter proposes an id beyond. row_ops: top-k of the target's logit rows. learning: whether
     anything may be kept from one request for the next. sources: what a composite asked for, made
-    with default options, by name. model, kv, sampler: for drafters that need "own_kv".
+    with default options, by name. clock: where a composite measures them. model, kv, sampler: for
+    drafters that need "own_kv".
     """
 
     max_depth: int
@@ -42,6 +43,7 @@ class DraftContext:
     row_ops: RowOps = field(default_factory=NumpyRows)
     learning: bool = True
     sources: Mapping[str, Drafter] = field(default_factory=dict)
+    clock: SourceClock = field(default_factory=SourceClock)
 
     def __post_init__(self) -> None:
         for name in ("max_depth", "vocab_size"):
@@ -57,10 +59,7 @@ def keep_best(trie: Trie, budget: int) -> Trie:
     """The `budget` nodes of highest reach, in their old order; parents outrank their children."""
     if len(trie) <= budget:
         return trie
-    reach: list[float] = []
-    for parent, score in zip(trie.parents, trie.scores, strict=True):
-        reach.append(score * (reach[parent] if parent >= 0 else 1.0))
-    kept = sorted(sorted(range(len(trie)), key=lambda node: (-reach[node], node))[:budget])
+    kept = sorted(by_reach(trie)[:budget])
     result, moved = Trie(), {-1: -1}
     for node in kept:
         parent = moved[trie.parents[node]]
@@ -68,3 +67,27 @@ def keep_best(trie: Trie, budget: int) -> Trie:
             parent, trie.tokens[node], trie.scores[node], trie.sources[node], trie.evidence[node]
         )
     return result
+
+
+def by_reach(trie: Trie) -> list[int]:
+    """Nodes by falling reach, equal ones in their order: parents before their children."""
+    reach: list[float] = []
+    for parent, score in zip(trie.parents, trie.scores, strict=True):
+        reach.append(score * (reach[parent] if parent >= 0 else 1.0))
+    return sorted(range(len(trie)), key=lambda node: (-reach[node], node))
+
+
+def graft(trie: Trie, other: Trie, budget: int) -> None:
+    """Add the nodes of `other` to `trie`, the likeliest first, until it holds `budget`; a node that
+    both hold takes no room and keeps the higher score."""
+    moved = {-1: -1}
+    for node in by_reach(other):
+        parent = moved.get(other.parents[node])
+        if parent is None:
+            continue  # its parent found no room
+        token = other.tokens[node]
+        if len(trie) >= budget and trie.child(parent, token) is None:
+            continue
+        moved[node] = trie.add(
+            parent, token, other.scores[node], other.sources[node], other.evidence[node]
+        )
