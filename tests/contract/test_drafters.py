@@ -75,7 +75,7 @@ def script_for(target):
     return scripted.chain(reference, DEPTH, scripted.right_until(DEPTH), VOCAB)
 
 
-def make(name, depth=DEPTH, vocab_size=VOCAB, drift=0.0, store=None):
+def make(name, depth=DEPTH, vocab_size=VOCAB, drift=0.0, store=None, learning=True):
     module = module_of(name)
     options = {"script": script_for(easy(name))} if name == "scripted" else {}
     own = {}
@@ -85,7 +85,7 @@ def make(name, depth=DEPTH, vocab_size=VOCAB, drift=0.0, store=None):
             "kv": store or tape_store(),
             "sampler": sampler.make(),
         }
-    context = DraftContext(depth, vocab_size, **own)
+    context = DraftContext(depth, vocab_size, learning=learning, **own)
     return assemble_drafter(module, module.Config(**options), context)
 
 
@@ -176,18 +176,18 @@ def test_same_history_same_drafts_in_any_batch(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("verified", [0, 1, 2, 8])
 def test_observe_after_partial_acceptance_equals_a_fresh_begin(name, verified):
-    """12 steps of ragged acceptance (the draft model drifts, histories repeat in part); the trees
-    may also verify less than was proposed. After each step a newcomer with the same history gets
-    the same drafts."""
+    """12 steps of ragged acceptance (the draft model drifts, histories repeat in part), learning
+    frozen; the trees may also verify less than was proposed. After each step a newcomer with the
+    same history gets the same drafts."""
     target = by_model(TARGET) if "own_kv" in module_of(name).needs else _nearly_periodic
     sequences = ragged()
-    drafter = make(name, drift=0.4)
+    drafter = make(name, drift=0.4, learning=False)
     for sequence in sequences:
         drafter.begin(sequence)
     for _ in range(12):
         step(drafter, best_first.make(), sequences, target, 8, verified)
         copies = [copy_of(sequence) for sequence in sequences]
-        expected = proposals(make(name, drift=0.4), copies, [8] * 8)
+        expected = proposals(make(name, drift=0.4, learning=False), copies, [8] * 8)
         assert [plain(trie) for trie in drafter.propose(sequences, [8] * 8)] == expected
 
 
@@ -201,7 +201,7 @@ def _nearly_periodic(sequence, emitted):
 @pytest.mark.parametrize("name", NAMES)
 def test_preemption_and_return_give_the_same_drafts(name):
     sequences = ragged()
-    drafter = make(name)
+    drafter = make(name, learning=False)
     for sequence in sequences:
         drafter.begin(sequence)
     for _ in range(3):
