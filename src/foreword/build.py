@@ -17,6 +17,7 @@ from typing import Any
 from foreword import machine
 from foreword.accept import exact
 from foreword.config import EngineConfig, from_options
+from foreword.draft._ahead import Ahead
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError, KernelUnavailable
@@ -107,10 +108,13 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
 
     model = load_model(config, checkpoint, tokenizer.vocab_size, context, progress)
     sampler = make_sampler(model)
+    kv = make_store(config, checkpoint, slots)
     draft_model = None
     draft_context = DraftContext(
         config.speculative.num_speculative_tokens,
         model.vocab_size,
+        sampler=sampler,
+        ahead=Ahead(model, kv),
         row_ops=compiled_rows(model) or NumpyRows(),
         learning=config.speculative.learning,
     )
@@ -119,9 +123,8 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         if not shared:
             draft_model = load_model(config, draft, tokenizer.vocab_size, context, progress)
         draft_kv = make_store(config, draft, slots)
-        draft_context = replace(draft_context, model=draft_model, kv=draft_kv, sampler=sampler)
+        draft_context = replace(draft_context, model=draft_model, kv=draft_kv)
     drafter = assemble_drafter(drafting, drafter_config, draft_context)
-    kv = make_store(config, checkpoint, slots)
     return Built(
         engine=assemble(config, model, kv, drafter, sampler, draft_context.clock),
         config=config,

@@ -20,6 +20,7 @@ import pytest
 import foreword.draft
 from drafting import (
     VOCAB,
+    TapeAhead,
     TapeModel,
     assert_sound,
     by_model,
@@ -62,7 +63,7 @@ def names_in(name):
 
 def easy(name):
     """The target this drafter should find easy: its own model, else a text that repeats itself."""
-    return by_model(TARGET) if "own_kv" in module_of(name).needs else by_period(PERIOD)
+    return by_model(TARGET) if module_of(name).needs else by_period(PERIOD)
 
 
 def script_for(target):
@@ -78,13 +79,9 @@ def script_for(target):
 def make(name, depth=DEPTH, vocab_size=VOCAB, drift=0.0, store=None, learning=True):
     module = module_of(name)
     options = {"script": script_for(easy(name))} if name == "scripted" else {}
-    own = {}
+    own = {"sampler": sampler.make(), "ahead": TapeAhead(TapeModel(drift=drift))}
     if "own_kv" in module.needs:
-        own = {
-            "model": TapeModel(drift=drift),
-            "kv": store or tape_store(),
-            "sampler": sampler.make(),
-        }
+        own |= {"model": TapeModel(drift=drift), "kv": store or tape_store()}
     context = DraftContext(depth, vocab_size, learning=learning, **own)
     return assemble_drafter(module, module.Config(**options), context)
 
@@ -114,7 +111,7 @@ def test_the_folder_lists_its_drafters():
 @pytest.mark.parametrize("name", NAMES)
 def test_declarations(name):
     module = module_of(name)
-    assert module.needs <= {"own_kv"}, "teach make() above to provide it"
+    assert module.needs <= {"own_kv", "layers"}, "teach make() above to provide it"
     assert module.acceptance_floor >= 1.0
     assert dataclasses.is_dataclass(module.Config)
     assert module.Config.__dataclass_params__.frozen
@@ -179,7 +176,7 @@ def test_observe_after_partial_acceptance_equals_a_fresh_begin(name, verified):
     """12 steps of ragged acceptance (the draft model drifts, histories repeat in part), learning
     frozen; the trees may also verify less than was proposed. After each step a newcomer with the
     same history gets the same drafts."""
-    target = by_model(TARGET) if "own_kv" in module_of(name).needs else _nearly_periodic
+    target = by_model(TARGET) if module_of(name).needs else _nearly_periodic
     sequences = ragged()
     drafter = make(name, drift=0.4, learning=False)
     for sequence in sequences:

@@ -2,8 +2,8 @@
 
 A drafter file declares, at module level:
 
-    needs             frozenset of words `build.py` must provide for; so far only "own_kv": a draft
-                      model with its own KV store, and the target's sampler
+    needs             frozenset of words `build.py` must provide for: "own_kv", a draft model with
+                      its own KV store; "layers", parts of the target itself (`ahead`)
     sources           of a composite only: sources(config) -> names of the drafters it is handed
     acceptance_floor  mean tokens per verify pass, bonus included, that the contract suite holds it
                       to with paths of 4 on a history it should find easy (1.0 = it may never help)
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foreword.draft._ahead import Ahead
 from foreword.errors import ConfigError
 from foreword.protocols import Drafter, KVStore, Model, RowOps, Sampler
 from foreword.sample.rows import NumpyRows
@@ -31,8 +32,8 @@ class DraftContext:
     max_depth: longest draft path (`num_speculative_tokens`). vocab_size: ids the target can emit;
     no drafter proposes an id beyond. row_ops: top-k of the target's logit rows. learning: whether
     anything may be kept from one request for the next. sources: what a composite asked for, made
-    with default options, by name. clock: where a composite measures them. model, kv, sampler: for
-    drafters that need "own_kv".
+    with default options, by name. clock: where a composite measures them. sampler: the target's.
+    model, kv: for drafters that need "own_kv"; ahead: for those that need "layers".
     """
 
     max_depth: int
@@ -43,6 +44,7 @@ class DraftContext:
     row_ops: RowOps = field(default_factory=NumpyRows)
     learning: bool = True
     sources: Mapping[str, Drafter] = field(default_factory=dict)
+    ahead: Ahead | None = None
     clock: SourceClock = field(default_factory=SourceClock)
 
     def __post_init__(self) -> None:
