@@ -82,7 +82,8 @@ class Engine:
             if not plan.entries:
                 return []
             works = self._draft(plan)
-            rows = verify(self.parts.model, self.parts.kv, works)
+            with self.parts.clock.measure(""):
+                rows = verify(self.parts.model, self.parts.kv, works)
             outcomes = self._accept(plan.entries, works, rows)
             with self.parts.clock.measure(self.parts.drafter.name, calls=0):
                 sound = [done for done in outcomes if done.sequence.error is None]

@@ -141,7 +141,8 @@ class TokenLogprobs:
 @dataclass(slots=True)
 class SourceClock:
     """How often each source was asked and how long it took, over the life of an engine. The engine
-    measures its drafter, a composite each of its sources: time inside another's is its own only."""
+    measures its drafter and, as "", the target's passes; a composite each of its sources: time
+    inside another's is its own only."""
 
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
