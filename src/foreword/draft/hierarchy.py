@@ -30,8 +30,8 @@ class Config:
     """sources: drafters in the order they are asked. num_guesses: nodes of one sequence at which no
     further source is asked."""
 
-    sources: tuple[str, ...] = ("ngram", "anpd")
-    num_guesses: int = 12
+    sources: tuple[str, ...] = ("ngram", "lookahead")
+    num_guesses: int = 16
 
     def __post_init__(self) -> None:
         positive(self, "num_guesses")
