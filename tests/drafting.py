@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
+from foreword.draft._ahead import Line
 from foreword.kv import paged
 from foreword.kv.paged import PagedStore
 from foreword.model.batch import Batch, Segment
@@ -98,6 +99,38 @@ class TapeModel:
             number = hash_of("other", *path)
         random = np.random.default_rng(number)
         return (8 * random.standard_normal(200)[: self.vocab_size]).astype(np.float32)
+
+
+class TapeAhead:
+    """Stands in for draft/_ahead.py without a store: the target holds all but the last token, and
+    parts of it are as good as the whole. Tokens must follow what is held or was read just now."""
+
+    num_units = 12
+
+    def __init__(self, model: TapeModel) -> None:
+        self.model = model
+        self._read: dict[str, list[int]] = {}  # the history with the drafted tokens read so far
+
+    def held(self, sequence: Sequence) -> int:
+        return len(sequence.token_ids) - 1
+
+    def room(self, sequence: Sequence) -> int:
+        return 99
+
+    def read(self, lines: SequenceOf[Line], skip: Set[int]) -> np.ndarray:
+        rows = []
+        if any(line.start == self.held(line.sequence) for line in lines):
+            self._read = {}
+        for line in lines:
+            key, held = line.sequence.id, self.held(line.sequence)
+            known = self._read.get(key, []) if line.start > held else line.sequence.token_ids
+            assert line.start <= len(known), "a hole"
+            path = [*known[: line.start], *line.tokens]
+            if line.start >= held:
+                self._read[key] = path
+            first = len(path) - line.wanted + 1
+            rows += [self.model.logits(path[:end]) for end in range(first, len(path) + 1)]
+        return np.stack(rows)
 
 
 def hash_of(*parts: object) -> int:

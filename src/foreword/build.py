@@ -18,6 +18,7 @@ from foreword.accept import exact
 from foreword.config import EngineConfig, from_options
 from foreword.cost import measure
 from foreword.draft import _bigrams
+from foreword.draft._ahead import Ahead
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError, KernelUnavailable
@@ -41,6 +42,7 @@ from foreword.text.compatible import compatible
 from foreword.text.folder import load_folder
 from foreword.text.gguf_vocabulary import load_gguf
 from foreword.text.tokenizer import Tokenizer
+from foreword.types import SourceClock
 
 NUMERICS_VERSION = 1  # raised by any change that moves a bit of the logits
 
@@ -105,10 +107,13 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
 
     model = load_model(config, checkpoint, tokenizer.vocab_size, context, progress)
     sampler = make_sampler(model)
+    kv = make_store(config, checkpoint, slots)
     draft_model = None
     draft_context = DraftContext(
         config.speculative.num_speculative_tokens,
         model.vocab_size,
+        sampler=sampler,
+        ahead=Ahead(model, kv),
         row_ops=compiled_rows(model) or NumpyRows(),
         learning=config.speculative.learning,
         bigrams=bigram_source(config, checkpoint, tokenizer, model, progress),
@@ -118,11 +123,10 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         if not shared:
             draft_model = load_model(config, draft, tokenizer.vocab_size, context, progress)
         draft_kv = make_store(config, draft, slots)
-        draft_context = replace(draft_context, model=draft_model, kv=draft_kv, sampler=sampler)
+        draft_context = replace(draft_context, model=draft_model, kv=draft_kv)
     drafter = assemble_drafter(drafting, drafter_config, draft_context)
-    kv = make_store(config, checkpoint, slots)
     return Built(
-        engine=assemble(config, model, kv, drafter, sampler),
+        engine=assemble(config, model, kv, drafter, sampler, draft_context.clock),
         config=config,
         checkpoint=checkpoint,
         fingerprint=fingerprint,
@@ -188,9 +192,14 @@ def closing(*models: Decoder | None) -> Callable[[], None]:
 
 
 def assemble(
-    config: EngineConfig, model: Decoder, kv: KVStore, drafter: Drafter, sampler: Sampler
+    config: EngineConfig,
+    model: Decoder,
+    kv: KVStore,
+    drafter: Drafter,
+    sampler: Sampler,
+    clock: SourceClock | None = None,
 ) -> Engine:
-    """The loop around given parts."""
+    """The loop around given parts; `clock` is the one the drafter was made with."""
     builder: TreeBuilder = member("tree", config.speculative.tree).make()
     drafts = drafter.name != "none"
     return Engine(
@@ -204,6 +213,7 @@ def assemble(
             acceptor=exact.make(),
             pace=_pace(config, builder, model, kv) if drafts else FixedPace(lambda _: 0),
             guard=model.kernels.step_guard,
+            clock=clock or SourceClock(),
         )
     )
 

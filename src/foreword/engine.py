@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from foreword.types import (
     Outcome,
     Request,
     Sequence,
+    SourceClock,
     SpeculationStats,
     Verdict,
 )
@@ -53,6 +54,7 @@ class Parts:
     acceptor: Acceptor
     pace: Pace  # how many draft nodes a step may verify, and their price
     guard: Callable[[], AbstractContextManager[None]]  # pins host switches around a step
+    clock: SourceClock = field(default_factory=SourceClock)  # the one the drafter was made with
 
 
 class Engine:
@@ -92,10 +94,13 @@ class Engine:
                 return []
             works = self._draft(plan)
             before = time.perf_counter()
-            rows = verify(self.parts.model, self.parts.kv, works)
+            with self.parts.clock.measure(""):
+                rows = verify(self.parts.model, self.parts.kv, works)
             passed = time.perf_counter() - before
             outcomes = self._accept(plan.entries, works, rows)
-            self.parts.drafter.observe([done for done in outcomes if done.sequence.error is None])
+            with self.parts.clock.measure(self.parts.drafter.name, calls=0):
+                sound = [done for done in outcomes if done.sequence.error is None]
+                self.parts.drafter.observe(sound)
             self._time(plan.entries, works, outcomes, passed, time.perf_counter() - started)
             return self._emit(outcomes)
 
@@ -116,7 +121,8 @@ class Engine:
                 self.parts.drafter.begin(entry.sequence)
         limits = [entry.draft_limit for entry in open_entries]
         sequences = [entry.sequence for entry in open_entries]
-        tries = self.parts.drafter.propose(sequences, limits)
+        with self.parts.clock.measure(self.parts.drafter.name, calls=int(any(limits))):
+            tries = self.parts.drafter.propose(sequences, limits)
         roots = [sequence.token_ids[-1] for sequence in sequences]
         if any(map(len, tries)):
             rows = sum(entry.count for entry in plan.entries)
@@ -199,6 +205,7 @@ class Engine:
         accepted = sum(source != "" for source in sources)
         for stats in (sequence.stats, self.stats):
             stats.add(tree.num_drafted, accepted, len(emitted))
+            stats.credit(tree.sources, sources)
         return verdict
 
     def _chooser(self, sequence: Sequence) -> Callable[[np.ndarray], tuple[int, bool]]:

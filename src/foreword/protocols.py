@@ -6,7 +6,7 @@ file builds the object. tests/contract lists the folders and runs every promise 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -108,6 +108,17 @@ class Model(Protocol):
         """Write K/V of every row of `batch` into its slot and return float32 logits of
         `batch.logit_rows`, [len(logit_rows), vocab]. Same row, same bits, whatever else is
         there."""
+
+
+class PartialModel(Model, Protocol):
+    """A model that can leave out units: 2 i is the attention of layer i, 2 i + 1 its MLP."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def forward(self, batch: Batch, kv: KVStore, skip: Set[int] = frozenset()) -> Logits:
+        """As Model.forward; a unit in `skip` passes every row on as it is, and writes no K and V.
+        What comes of it is a guess of the model's logits, and no more."""
 
 
 class KVStore(Protocol):

@@ -142,7 +142,8 @@ class TokenLogprobs:
 @dataclass(slots=True)
 class SourceClock:
     """How often each source was asked and how long it took, over the life of an engine. The engine
-    measures its drafter, a composite each of its sources: time inside another's is its own only."""
+    measures its drafter and, as "", the target's passes; a composite each of its sources: time
+    inside another's is its own only."""
 
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -171,6 +172,8 @@ class SpeculationStats:
     num_drafted: int = 0  # draft nodes verified
     num_accepted: int = 0  # draft nodes whose token was emitted
     histogram: dict[int, int] = field(default_factory=dict)  # accepted per step -> steps
+    drafted_by: dict[str, int] = field(default_factory=dict)  # source -> draft nodes verified
+    accepted_by: dict[str, int] = field(default_factory=dict)  # source -> of these, emitted
 
     def add(self, drafted: int, accepted: int, emitted: int) -> None:
         self.num_steps += 1
@@ -178,6 +181,13 @@ class SpeculationStats:
         self.num_drafted += drafted
         self.num_accepted += accepted
         self.histogram[accepted] = self.histogram.get(accepted, 0) + 1
+
+    def credit(self, guessed: SequenceOf[str], right: SequenceOf[str]) -> None:
+        """Count by source the nodes of a tree and the tokens emitted; "" (the target) is nobody."""
+        for counts, names in ((self.drafted_by, guessed), (self.accepted_by, right)):
+            for name in names:
+                if name:
+                    counts[name] = counts.get(name, 0) + 1
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -269,6 +279,10 @@ class Trie:
         self.sources.append(source)
         self.evidence.append(evidence)
         return len(self.tokens) - 1
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The child of `parent` (-1: of the root) that holds `token`."""
+        return self._index.get((parent, token))
 
     def add_chain(self, tokens: SequenceOf[int], scores: SequenceOf[float], source: str) -> None:
         """Add a path below the root."""

@@ -20,6 +20,7 @@ import pytest
 import foreword.draft
 from drafting import (
     VOCAB,
+    TapeAhead,
     TapeModel,
     assert_sound,
     by_model,
@@ -36,7 +37,7 @@ from foreword.draft import scripted
 from foreword.draft._context import DraftContext
 from foreword.sample import sampler
 from foreword.tree import best_first, chain
-from foreword.types import Request, SamplingParams
+from foreword.types import Request, SamplingParams, SourceClock
 
 NAMES = sorted(
     module.name
@@ -54,9 +55,17 @@ def module_of(name):
     return importlib.import_module(f"foreword.draft.{name}")
 
 
+def names_in(name):
+    """Who may be named in a trie of this drafter: itself, or the sources it is handed."""
+    module = module_of(name)
+    if not hasattr(module, "sources"):
+        return {name}
+    return {name}.union(*(names_in(source) for source in module.sources(module.Config())))
+
+
 def easy(name):
     """The target this drafter should find easy: its own model, else a text that repeats itself."""
-    return by_model(TARGET) if "own_kv" in module_of(name).needs else by_period(PERIOD)
+    return by_model(TARGET) if module_of(name).needs else by_period(PERIOD)
 
 
 def script_for(target):
@@ -74,13 +83,9 @@ def make(name, depth=DEPTH, vocab_size=VOCAB, drift=0.0, store=None, learning=Tr
     options = SMALL.get(name, {})
     if name == "scripted":
         options = {"script": script_for(easy(name))}
-    own = {}
+    own = {"sampler": sampler.make(), "ahead": TapeAhead(TapeModel(drift=drift))}
     if "own_kv" in module.needs:
-        own = {
-            "model": TapeModel(drift=drift),
-            "kv": store or tape_store(),
-            "sampler": sampler.make(),
-        }
+        own |= {"model": TapeModel(drift=drift), "kv": store or tape_store()}
     context = DraftContext(depth, vocab_size, learning=learning, **own)
     return assemble_drafter(module, module.Config(**options), context)
 
@@ -110,7 +115,7 @@ def test_the_folder_lists_its_drafters():
 @pytest.mark.parametrize("name", NAMES)
 def test_declarations(name):
     module = module_of(name)
-    assert module.needs <= {"own_kv"}, "teach make() above to provide it"
+    assert module.needs <= {"own_kv", "layers"}, "teach make() above to provide it"
     assert module.acceptance_floor >= 1.0
     assert dataclasses.is_dataclass(module.Config)
     assert module.Config.__dataclass_params__.frozen
@@ -129,7 +134,7 @@ def test_ragged_batches_stay_within_budget_and_vocabulary(name, depth):
         assert len(tries) == len(sequences)
         for trie, budget in zip(tries, budgets, strict=True):
             assert_sound(trie, budget, depth, VOCAB)
-            assert set(trie.sources) <= {name}
+            assert set(trie.sources) <= names_in(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -175,7 +180,7 @@ def test_observe_after_partial_acceptance_equals_a_fresh_begin(name, verified):
     """12 steps of ragged acceptance (the draft model drifts, histories repeat in part), learning
     frozen; the trees may also verify less than was proposed. After each step a newcomer with the
     same history gets the same drafts."""
-    target = by_model(TARGET) if "own_kv" in module_of(name).needs else _nearly_periodic
+    target = by_model(TARGET) if module_of(name).needs else _nearly_periodic
     sequences = ragged()
     drafter = make(name, drift=0.4, learning=False)
     for sequence in sequences:
@@ -211,12 +216,13 @@ def test_preemption_and_return_give_the_same_drafts(name):
 
 
 def reachable(start) -> int:
-    """Objects that can be reached from `start`, classes, functions and modules left out."""
+    """Objects that can be reached from `start`; classes, functions, modules and the clock, which
+    only counts, are left out."""
     seen, todo = {id(start)}, [start]
     while todo:
         for item in gc.get_referents(todo.pop()):
             code = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
-            if not isinstance(item, code) and id(item) not in seen:
+            if not isinstance(item, (*code, SourceClock)) and id(item) not in seen:
                 seen.add(id(item))
                 todo.append(item)
     return len(seen)
@@ -233,8 +239,8 @@ def test_end_releases_everything_1000_requests(name):
         if number % 10:  # every tenth leaves before its first step
             step(drafter, chain.make(), [sequence], easy(name), 2)
         drafter.end(sequence)
-        if hasattr(drafter, "_model"):
-            drafter._model.num_rows.clear()
+        if "own_kv" in module_of(name).needs:
+            drafter._own.model.num_rows.clear()
         sizes[number] = reachable(drafter) if number in (100, 1000) else 0
     assert sizes[1000] <= sizes[100]
     assert store.usage == 0.0

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import apparatus
-from foreword.build import assemble, make_drafter, make_store
-from foreword.config import SchedulerConfig, SpeculativeConfig
+from foreword.build import assemble, check_sources, make_drafter, make_store, member
+from foreword.config import SchedulerConfig, SpeculativeConfig, from_options
+from foreword.draft._ahead import Ahead
 from foreword.draft._context import DraftContext
 from foreword.draft.scripted import Reference, Script
 from foreword.engine import Engine
@@ -120,7 +121,7 @@ class Result:
 
 
 class Rig:
-    """One model, loaded once. `draft` is the rig whose model drafts when method is "model"."""
+    """One model, loaded once."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
@@ -150,10 +151,13 @@ class Rig:
         threads: int = 1,
         model: Any = None,
         sampler: Sampler | None = None,
+        learning: bool = True,
     ) -> Engine:
-        """k: longest draft path. nodes: draft nodes per pass over the whole batch, default k for
-        each sequence. slots: KV positions. model: a stand-in for the target."""
-        method = "scripted" if script is not None else "model" if draft is not None else method
+        """draft: the rig whose model drafts, for drafters with K and V of their own; by itself it
+        means "model". k: longest draft path. nodes: draft nodes per pass, default k for each
+        sequence. slots: KV positions. model: a stand-in for the target."""
+        if script is not None or (draft is not None and method == "none"):
+            method = "scripted" if script is not None else "model"
         target = model or self.model
         sampler = sampler or GumbelSampler()
         config = replace(
@@ -173,17 +177,19 @@ class Rig:
                 node_budget=k * batch if nodes is None else nodes,
             ),
         )
-        context = DraftContext(k, target.vocab_size)
-        if method == "model":
+        kv = make_store(config, self.checkpoint, slots)
+        context = DraftContext(
+            k, target.vocab_size, sampler=sampler, ahead=Ahead(target, kv), learning=learning
+        )
+        given = {"script": script} if script is not None else dict(options or {})
+        module = member("draft", method)
+        if check_sources(module, from_options(module.Config, given, method)):
             guide = draft or self
             room = make_store(config, guide.checkpoint, slots + 16 * block)
-            context = DraftContext(k, target.vocab_size, guide.model, room, sampler)
-        given = {"script": script} if script is not None else dict(options or {})
+            context = replace(context, model=guide.model, kv=room)
         drafter = make_drafter(method, given, context)
         self.model.kernels.set_threads(threads)
-        return assemble(
-            config, target, make_store(config, self.checkpoint, slots), drafter, sampler
-        )
+        return assemble(config, target, kv, drafter, sampler)
 
     def door(self, engine: Engine) -> LLM:
         """The library's door on another engine of this model."""

@@ -6,7 +6,8 @@ threads, and a host program that has flipped every global switch. Each row runs 
 jobs (prompts of 1 to 300 tokens, so up to three attention partitions; greedy, and sampled in three
 ways; every fifth ends at a declared EOS) and compares token ids, logprobs and finish reasons with
 plain decoding alone. CI runs the first rows, which cover the most, and the first one of every
-instruction set and mode of backend cpu; the others are slow.
+drafter and of every instruction set and mode of backend cpu; the others are slow. A new file in
+draft/ is a value of its axis.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from harness import Job, Rig, declared, drive, prompt, rig
 import apparatus
 from foreword.audit.grid import Axes, Row, covering_array, uncovered
 from foreword.audit.host import host_settings
+from foreword.build import names
 from foreword.config import NUMERICS
 from foreword.draft.scripted import Node, Reference, Script, chain, right_by_chance, right_until
 from foreword.engine import Engine
@@ -39,14 +41,16 @@ URGENT_AFTER = 5  # steps before the second, more urgent half arrives
 
 CHECKPOINTS: dict[str, dict[str, Any]] = {
     "llama float32": {},
-    "llama bfloat16": {"numerics": "bfloat16"},
+    "llama bfloat16": {"numerics": "bfloat16", "num_layers": 3},  # the least `skip` can skip of
     "mistral float32 window": {"architecture": "mistral", "sliding_window": 100},
     "qwen3 bfloat16 untied": {"architecture": "qwen3", "numerics": "bfloat16", "tied": False},
 }
+# As they are, "cascade" around a noisy model; of `model` and `scripted` there are variants.
+FOLDER = tuple(name for name in names("draft") if name not in ("none", "model", "scripted"))
 AXES: Axes = {
     "checkpoint": tuple(CHECKPOINTS),
     "format": ("auto", "int8"),
-    "drafter": ("none", "ngram", "self", "noise", "anti", "bushy"),
+    "drafter": ("none", "self", "noise", "anti", "bushy", *FOLDER),
     "tree": ("chain", "best_first"),
     "nodes": (1, 7, 16, 63),
     "batch": tuple(range(1, 17)),
@@ -66,7 +70,7 @@ CPU: dict[str, dict[str, Any]] = {
         "isa": isa,
         "numerics": numerics,
         "quantization": {"a16": "int4", "a8": "int8"}.get(numerics),
-        **({"architecture": "qwen3"} if numerics == "bfloat16" else {}),
+        **({"architecture": "qwen3", "num_layers": 3} if numerics == "bfloat16" else {}),
     }
     for isa in ISAS
     for numerics in NUMERICS
@@ -75,7 +79,8 @@ CPU_AXES = {**AXES, "checkpoint": tuple(CPU), "batch": (1, 2, 5, 9, 16)}
 TORCH_ROWS, CPU_ROWS = covering_array(AXES), covering_array(CPU_AXES)
 ROWS = TORCH_ROWS + CPU_ROWS
 FIRST_OF_CPU = {str(row["checkpoint"]): place for place, row in reversed([*enumerate(ROWS)])}
-QUICK = {*range(IN_CI), *(FIRST_OF_CPU[name] for name in CPU)}
+FIRST_OF_DRAFTER = {str(row["drafter"]): place for place, row in reversed([*enumerate(ROWS)])}
+QUICK = {*range(IN_CI), *(FIRST_OF_CPU[name] for name in CPU), *FIRST_OF_DRAFTER.values()}
 CHECKPOINTS |= CPU
 LENGTHS = (1, 130, 7, 300, 31, 64, 2, 127, 128, 16)
 LIMITS = (24, 9, 17, 1, 12)
@@ -134,9 +139,11 @@ def bushy(reference: Reference, vocab_size: int) -> Script:
 def engine_for(row: Row, target: Rig, jobs: list[Job]) -> Engine:
     drafter, block = str(row["drafter"]), int(row["block"])
     setting: dict[str, Any] = {"method": drafter}
-    if drafter in ("self", "noise"):
+    if drafter in ("self", "noise", "cascade"):
         noisy = target_of(str(row["checkpoint"]), str(row["format"]), noise=apparatus.NOISE)
-        setting = {"draft": target if drafter == "self" else noisy}
+        setting["draft"] = target if drafter == "self" else noisy
+        if drafter != "cascade":
+            setting["method"] = "model"
     elif drafter == "anti":
         answers = target.answers(jobs, DEPTH)
         setting = {"script": chain(answers, DEPTH, right_until(0), target.vocab_size)}

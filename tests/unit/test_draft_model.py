@@ -59,10 +59,10 @@ def run(made, sequences, depth, steps, builder=None, verified=None):
         verified = depth if verified is None else verified
         step(made, builder or chain.make(), sequences, by_model(TARGET), 99, verified)
         for sequence in sequences:
-            held = held_ids(made._kv, sequence)
+            held = held_ids(made._own.kv, sequence)
             assert held == sequence.token_ids[: len(held)]
             assert len(held) < len(sequence.token_ids)
-        made._kv.check()
+        made._own.kv.check()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 6, 7, 8])

@@ -110,10 +110,13 @@ def run(options: AuditOptions) -> int:
     return 0 if report.identical else 1
 
 
+PROVIDED = {"own_kv", "layers"}  # by the laboratory
+
+
 def axes_for(quick: bool, drafters: str | None) -> Axes:
     """Every drafter of the folder that needs no files of its own, and the scripted ones."""
     honest = [name for name in build.names("draft") if name != "scripted"]
-    honest = [name for name in honest if build.member("draft", name).needs <= {"own_kv"}]
+    honest = [name for name in honest if build.member("draft", name).needs <= PROVIDED]
     known = sorted(honest, key=lambda name: (name != "none", name)) + list(SCRIPTS)
     chosen = [name for name in known if not (quick and name == "anti")]
     if drafters is not None:

@@ -24,13 +24,14 @@ from foreword.build import (
     open_target,
 )
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from foreword.draft._ahead import Ahead
 from foreword.draft._context import DraftContext
 from foreword.draft.scripted import Reference
 from foreword.engine import Engine
 from foreword.fit import weight_bytes
 from foreword.kv.pool import available_bytes
 from foreword.model.weights.memory import require_memory
-from foreword.protocols import Drafter, Sampler
+from foreword.protocols import Drafter, KVStore, Sampler
 
 CONTEXT = 1024  # positions an audited request may use at most
 
@@ -85,13 +86,9 @@ class Laboratory:
         for model in self.models:
             model.kernels.set_threads(setting.threads)
         sampler = sampler or self.sampler
-        return assemble(
-            config,
-            self.models[0],
-            make_store(config, self.checkpoint, slots),
-            self._drafter(config, setting, slots, reference, sampler),
-            sampler,
-        )
+        kv = make_store(config, self.checkpoint, slots)
+        drafter = self._drafter(config, setting, slots, reference, sampler, kv)
+        return assemble(config, self.models[0], kv, drafter, sampler)
 
     def slots(self, setting: Setting, cases: SequenceOf[Case]) -> int:
         """KV positions for `cases`: plenty, or too few for all of them at once."""
@@ -115,14 +112,16 @@ class Laboratory:
         slots: int,
         reference: Reference | None,
         sampler: Sampler,
+        kv: KVStore,
     ) -> Drafter:
         depth = config.speculative.num_speculative_tokens
-        context = DraftContext(depth, self.vocab_size)
+        ahead = Ahead(self.models[0], kv)
+        context = DraftContext(depth, self.vocab_size, sampler=sampler, ahead=ahead)
         if setting.drafter in SCRIPTS:
             assert reference is not None
             script = SCRIPTS[setting.drafter](reference, self.vocab_size)
             return make_drafter("scripted", {"script": script}, context)
         if "own_kv" in member("draft", setting.drafter).needs:
             store = make_store(config, self.draft_checkpoint, slots)
-            context = DraftContext(depth, self.vocab_size, self.models[-1], store, sampler)
+            context = replace(context, model=self.models[-1], kv=store)
         return make_drafter(setting.drafter, {}, context)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foreword.cli.explain import Explanation, explain, show_table
 from foreword.cli.numbers import token_ids, whole_number
 from foreword.cli.options import (
     EngineOptions,
@@ -34,7 +35,7 @@ from foreword.types import SamplingParams
 
 if TYPE_CHECKING:
     from foreword.llm import LLM
-    from foreword.outputs import RequestOutput
+    from foreword.outputs import CompletionOutput, RequestOutput
 
 DEFAULT_MAX_TOKENS = 256
 _PROMPT = "Prompt"
@@ -115,6 +116,9 @@ def generate(
     check: Annotated[
         bool, typer.Option("--verify", help="Decode again plainly, compare every bit.")
     ] = False,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="Show who guessed each token, and a table of sources.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Complete one prompt or a batch. The text goes to stdout, statistics to stderr."""
@@ -125,16 +129,16 @@ def generate(
     if check and logprobs is None:
         params = replace(params, logprobs=0)  # so that their bits are compared, too
     arguments = llm_arguments(engine, sampling.seed)
-    results, drafter, seconds = _run(model, arguments, job, params, prompts.chat, json)
-    outputs = [output for result in results for output in result.outputs]
+    ran = _run(model, arguments, job, params, prompts.chat, json, explained)
+    results, outputs = ran.results, ran.outputs
     if not json:
-        _show(results, seconds, drafter)
+        _show(ran)
     comparison = None
     if check:
         with progress_bars(not json) as progress:
             comparison = verify(model, arguments, params, results, progress)
     if json:
-        _print_json(results, logprobs is not None, drafter, comparison)
+        _print_json(ran, logprobs is not None, comparison)
     elif comparison is not None:
         note(f"plain decoding: {rate(comparison.plain_tokens_per_second)}")
         typer.echo(comparison.verdict)
@@ -164,6 +168,21 @@ def read_job(options: PromptOptions) -> Job:
     return Job(texts, ids, system=options.system, date=options.date)
 
 
+@dataclass(slots=True)
+class Ran:
+    """What a run gave, when the engine is gone. `streamed`: the text is on stdout already."""
+
+    results: list[RequestOutput]
+    drafter: str
+    seconds: float
+    streamed: bool
+    explanation: Explanation | None = None
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        return [output for result in self.results for output in result.outputs]
+
+
 def _run(
     model: str,
     arguments: dict[str, Any],
@@ -171,8 +190,9 @@ def _run(
     params: SamplingParams,
     chat: bool | None,
     quiet: bool,
-) -> tuple[list[RequestOutput], str, float]:
-    """Load, generate, release. Returns the results, the drafter's name and the seconds it took."""
+    explained: bool,
+) -> Ran:
+    """Load, generate, release. An output that is alone is streamed, unless it is explained."""
     from foreword.llm import LLM
 
     with progress_bars(not quiet) as progress:
@@ -180,11 +200,15 @@ def _run(
     try:
         job.chat = _wants_chat(llm, job, chat)
         started = time.monotonic()
-        if not quiet and len(job.texts) + len(job.ids) == 1 and params.n == 1:
-            results = [_stream(llm, job, params)]
-        else:
-            results = _batch(llm, job, params, quiet)
-        return results, llm.engine.parts.drafter.name, time.monotonic() - started
+        alone = len(job.texts) + len(job.ids) == 1 and params.n == 1
+        streamed = alone and not quiet and not explained
+        results = [_stream(llm, job, params)] if streamed else _batch(llm, job, params, quiet)
+        seconds = time.monotonic() - started
+        ran = Ran(results, llm.engine.parts.drafter.name, seconds, streamed)
+        if explained:
+            pairs = [(one.prompt_token_ids, output) for one in results for output in one.outputs]
+            ran.explanation = explain(llm.engine, llm.tokenizer, pairs)
+        return ran
     finally:
         llm.close()
 
@@ -236,34 +260,41 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
-def _show(results: list[RequestOutput], seconds: float, drafter: str) -> None:
+def _show(ran: Ran) -> None:
     """Texts (unless streamed already) to stdout; statistics and receipts to stderr."""
-    outputs = [output for result in results for output in result.outputs]
+    outputs = ran.outputs
+    texts = [output.text for output in outputs]
+    if ran.explanation is not None:
+        texts = ran.explanation.texts()
     if len(outputs) > 1:
-        for number, result in enumerate(results):
+        for number, result in enumerate(ran.results):
             for output in result.outputs:
-                typer.echo(f"== prompt {number}, sample {output.index} ==\n{output.text}")
-        note(batch_line(outputs, seconds))
+                typer.echo(f"== prompt {number}, sample {output.index} ==\n{texts.pop(0)}")
+        note(batch_line(outputs, ran.seconds))
     else:
+        if not ran.streamed:
+            typer.echo(texts[0])
         note(speed_line(outputs[0]))
-    note(speculation_line(outputs, drafter))
+    note(speculation_line(outputs, ran.drafter))
+    if ran.explanation is not None:
+        show_table(ran.explanation.rows)
     for output in outputs:
         note(receipt_line(output.receipt))
 
 
-def _print_json(
-    results: list[RequestOutput], logprobs: bool, drafter: str, comparison: Comparison | None
-) -> None:
+def _print_json(ran: Ran, logprobs: bool, comparison: Comparison | None) -> None:
     from foreword.cli.as_json import output_json
 
     content: dict[str, Any] = {
-        "drafter": drafter,
+        "drafter": ran.drafter,
         "outputs": [
             output_json(number, result, output, logprobs)
-            for number, result in enumerate(results)
+            for number, result in enumerate(ran.results)
             for output in result.outputs
         ],
     }
+    if ran.explanation is not None:
+        content["explain"] = ran.explanation.as_json()
     if comparison is not None:
         content["verify"] = comparison.as_json()
     print_json(content)

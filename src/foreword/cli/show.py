@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,11 +62,17 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout: drawn for a terminal, tab-separated for a program."""
-    if not sys.stdout.isatty():
+def table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    err: bool = False,
+    colours: Mapping[str, str] | None = None,
+) -> None:
+    """A table on stdout or stderr: drawn for a terminal, tab-separated for a program. `colours`:
+    of words in the first column, as typer names them."""
+    if not (sys.stderr if err else sys.stdout).isatty():
         for row in (titles, *rows):
-            typer.echo("\t".join(row))
+            typer.echo("\t".join(row), err=err)
         return
     from rich.console import Console
     from rich.table import Table
@@ -74,8 +80,9 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     drawn = Table(*titles)
     for row in rows:
-        drawn.add_row(*(Text(cell) for cell in row))
-    Console().print(drawn)
+        style = (colours or {}).get(row[0], "")
+        drawn.add_row(Text(row[0], style), *(Text(cell) for cell in row[1:]))
+    Console(stderr=err).print(drawn)
 
 
 def facts(content: dict[str, Any]) -> None:

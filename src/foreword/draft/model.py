@@ -7,13 +7,6 @@ noise the target will add is already known (coupling by shared noise, arXiv 2408
 child continues the path, the others become leaves. A path ends at the depth limit or where its
 reach falls below `confidence_threshold`.
 
-    store     [ committed, K/V known | drafted rows of this step, reserved and not committed ]
-               0 .. length-1           length .. : kept by `observe` where the target agreed
-
-The drafter counts for itself what its store holds (`kv.length`). After full acceptance that is two
-tokens short of the history, after a prefix hit or preemption any number: the next `propose` feeds
-whatever is missing, so there is never a hole.
-
 Cost: one pass of the draft model per level plus the catch-up (the whole prompt at first, in one
 step); K and V of every running sequence. Loses when the draft model is not several times cheaper
 than the target, and on a full store, where sequences without room get no drafts.
@@ -24,13 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from foreword.config import positive
 from foreword.draft._context import DraftContext, keep_best
+from foreword.draft._own_model import ROOT, Ask, OwnModel
 from foreword.errors import ConfigError, NonFiniteLogits
-from foreword.model.batch import Batch, Segment
-from foreword.protocols import Drafter, KVStore, Logits, Model, Sampler
+from foreword.protocols import Drafter, Logits, Sampler
 from foreword.types import Outcome, Sequence, Trie
 
 needs: frozenset[str] = frozenset({"own_kv"})
@@ -61,7 +52,7 @@ class _Path:
     sequence: Sequence
     budget: int
     depth: int  # levels wanted
-    logits: Logits | None = None  # [columns] after the last token fed
+    logits: Logits  # [columns] after the last token fed
     trie: Trie = field(default_factory=Trie)
     node: int = -1  # end of the path
     reach: float = 1.0
@@ -69,148 +60,86 @@ class _Path:
 
 
 class ModelDrafter:
-    """Owns a draft model and its KV store; `_drafted[id]` are the tokens fed but not committed."""
+    """One path per sequence, all of them one level further in each pass of the draft model."""
 
     name = "model"
 
     def __init__(
-        self, config: Config, context: DraftContext, model: Model, kv: KVStore, sampler: Sampler
+        self, config: Config, context: DraftContext, own: OwnModel, sampler: Sampler
     ) -> None:
         self._config = config
         self._context = context
-        self._model = model
-        self._kv = kv
+        self._own = own
         self._sampler = sampler
-        self._drafted: dict[str, list[int]] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        readable = self._readable(sequence.token_ids)
-        self._kv.begin(sequence.id, readable, sequence.request.salt)
-        self._drafted[sequence.id] = []
+        self._own.begin(sequence)
 
     def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
-        paths = [
-            _Path(sequence, limit, min(self._context.depth_for(sequence), limit))
+        tries = [Trie() for _ in sequences]
+        depths = [
+            min(self._context.depth_for(sequence), limit)
             for sequence, limit in zip(sequences, budget, strict=True)
         ]
-        active = self._catch_up([path for path in paths if path.depth > 0])
+        asked = [row for row, depth in enumerate(depths) if depth > 0]
+        rows = self._own.start(
+            [Ask(sequences[row], room=depths[row] - 1) for row in asked], self._config.chunk_size
+        )
+        paths = [
+            _Path(sequences[row], budget[row], depths[row], logits[0], tries[row])
+            for row, logits in zip(asked, rows, strict=True)
+            if logits is not None
+        ]
+        active = paths
         while active:
             active = [path for path in active if self._branch(path)]
-            active = [path for path in active if path.level > 1 or self._reserve(path)]
             self._forward_level(active)
-        return [keep_best(path.trie, path.budget) for path in paths]
+        return [keep_best(trie, limit) for trie, limit in zip(tries, budget, strict=True)]
 
     def observe(self, outcomes: SequenceOf[Outcome]) -> None:
         for outcome in outcomes:
-            if outcome.sequence.id in self._drafted:
-                self._keep_agreed(outcome.sequence)
+            self._own.keep(outcome.sequence)
 
     def end(self, sequence: Sequence) -> None:
-        if self._drafted.pop(sequence.id, None) is not None:
-            self._kv.free(sequence.id)
-
-    def _readable(self, token_ids: list[int]) -> list[int]:
-        """Ids as the draft model is fed them: id 0 stands for one it has no embedding for."""
-        limit = self._model.vocab_size
-        if max(token_ids, default=0) < limit:
-            return token_ids
-        return [token if token < limit else 0 for token in token_ids]
-
-    def _keep_agreed(self, sequence: Sequence) -> None:
-        """Commit the drafted rows the target agreed with; one token at least stays to be fed."""
-        drafted, self._drafted[sequence.id] = self._drafted[sequence.id], []
-        if not drafted:
-            return
-        held = self._kv.length(sequence.id)
-        committed = sequence.token_ids[held:-1]
-        kept = 0
-        for guess, token in zip(drafted, committed, strict=False):
-            if guess != token:
-                break
-            kept += 1
-        content = self._readable(sequence.token_ids[: held + kept])
-        self._kv.commit(sequence.id, range(kept), content)
-
-    def _catch_up(self, paths: list[_Path]) -> list[_Path]:
-        """Feed every committed token not yet held; returns the paths that got their logits."""
-        waiting, ready = paths, []
-        for path in paths:
-            self._drafted[path.sequence.id] = []
-        while waiting:
-            fed: list[tuple[_Path, int]] = []  # path, length after this pass
-            segments = []
-            for path in waiting:
-                key, total = path.sequence.id, len(path.sequence.token_ids)
-                if self._kv.length(key) == total:  # asked again, nothing new: feed the root anew
-                    self._kv.truncate(key, total - 1)
-                held = self._kv.length(key)
-                rows = min(total - held, self._config.chunk_size)
-                if not self._kv.reserve(key, rows):
-                    continue  # no room: no drafts for this sequence
-                tokens = self._readable(path.sequence.token_ids[held : held + rows])
-                last = held + rows == total
-                segments.append(Segment.chain(tokens, self._kv.slots(key), logits=last))
-                fed.append((path, held + rows))
-            self._forward([path for path, end in fed if _complete(path, end)], segments)
-            for path, end in fed:
-                content = self._readable(path.sequence.token_ids[:end])
-                held = self._kv.length(path.sequence.id)
-                self._kv.commit(path.sequence.id, range(end - held), content)
-            ready += [path for path, end in fed if _complete(path, end)]
-            waiting = [path for path, end in fed if not _complete(path, end)]
-        return ready
+        self._own.end(sequence)
 
     def _branch(self, path: _Path) -> bool:
         """Add the next level's children to the trie; true if the path goes on from the best."""
-        assert path.logits is not None
         sequence = path.sequence
-        row = path.logits[: self._context.vocab_size]
-        position = sequence.num_output + path.level
         try:
             ranked = self._sampler.rank(
-                row,
+                path.logits[: self._context.vocab_size],
                 sequence.request.params,
                 sequence.sampler_state,
-                position,
+                sequence.num_output + path.level,
                 self._config.num_branches,
             )
         except NonFiniteLogits:
             return False  # the draft model's trouble, not the request's
         if not ranked:
             return False
-        children = [path.trie.add(path.node, *child, self.name) for child in ranked]
+        children = [
+            path.trie.add(path.node, *child, self.name, evidence=rank)
+            for rank, child in enumerate(ranked)
+        ]
         path.node = children[0]
         path.reach *= path.trie.scores[path.node]
         path.level += 1
-        return path.level < path.depth and path.reach >= self._config.confidence_threshold
-
-    def _reserve(self, path: _Path) -> bool:
-        """Room for all levels but the last, whose tokens are never fed."""
-        return self._kv.reserve(path.sequence.id, path.depth - 1)
+        wanted = path.level < path.depth and path.reach >= self._config.confidence_threshold
+        return wanted and self._own.room(sequence) > 0
 
     def _forward_level(self, paths: list[_Path]) -> None:
         """Feed the end of each path: one row each, after the rows of the levels before."""
-        segments = []
-        for path in paths:
-            key, token = path.sequence.id, path.trie.tokens[path.node]
-            self._drafted[key].append(token)
-            length = self._kv.length(key) + path.level
-            segments.append(Segment.chain([token], self._kv.slots(key)[:length]))
-        self._forward(paths, segments)
-
-    def _forward(self, wanting: list[_Path], segments: list[Segment]) -> None:
-        """One pass; the logit rows belong to `wanting`, in order."""
-        if segments:
-            rows: np.ndarray = self._model.forward(Batch.of(segments), self._kv)
-            for path, row in zip(wanting, rows, strict=True):
-                path.logits = row
-
-
-def _complete(path: _Path, end: int) -> bool:
-    return end == len(path.sequence.token_ids)
+        asks = [
+            (Ask(path.sequence, [path.trie.tokens[path.node]], [ROOT]), path.level - 2)
+            for path in paths
+        ]
+        for path, rows in zip(paths, self._own.feed(asks), strict=True):
+            path.logits = rows[0]
 
 
 def make(config: Config, context: DraftContext) -> Drafter:
     if context.model is None or context.kv is None or context.sampler is None:
         raise ConfigError("drafter 'model' needs a draft model; name one with --draft-model")
-    return ModelDrafter(config, context, context.model, context.kv, context.sampler)
+    own = OwnModel(context.model, context.kv)
+    return ModelDrafter(config, context, own, context.sampler)

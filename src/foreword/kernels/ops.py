@@ -34,6 +34,7 @@ Numerics modes of a product y = x W^T (everything else is float32 in all of them
 
 from __future__ import annotations
 
+from collections.abc import Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -154,8 +155,10 @@ class WholePass(Backend, Protocol):
         batch: Batch,
         keys: list[Tensor],
         values: list[Tensor],
+        skip: Set[int] = frozenset(),
     ) -> np.ndarray:
-        """As `logits`; `keys` and `values` are those of every layer."""
+        """As `logits`; `keys` and `values` are those of every layer. `skip`: units left out, see
+        protocols.PartialModel."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import numpy as np
 from torch import Tensor
@@ -20,8 +20,9 @@ Load = Callable[[str], Weight]
 
 
 class Decoder:
-    """Implements protocols.Model on a kernel backend. `vocab_size` may be below the file's rows:
-    rows of padding have no text, and are dropped before anything is normalised over them."""
+    """Implements protocols.PartialModel on a kernel backend. `vocab_size` may be below the file's
+    rows: those of padding have no text, and are dropped before anything is normalised over
+    them."""
 
     def __init__(
         self,
@@ -57,21 +58,28 @@ class Decoder:
                 if progress is not None:
                     progress(index + 2, steps)
 
-    def forward(self, batch: Batch, kv: KVStore) -> np.ndarray:
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def forward(self, batch: Batch, kv: KVStore, skip: Set[int] = frozenset()) -> np.ndarray:
         """float32 [len(batch.logit_rows), vocab_size]; writes K and V of every row."""
         kernels, pool = self._by_op, kv.pool
         if self._whole is not None:
             parts = self._embedding, self._layers, self._head
-            return self._whole.run(*parts, batch, pool.keys, pool.values)
+            return self._whole.run(*parts, batch, pool.keys, pool.values, skip)
         assert kernels is not None
         with kernels.guard():
             step = kernels.start(batch)
             hidden = kernels.embed(self._embedding, step)
-            for layer, keys, values in zip(self._layers, pool.keys, pool.values, strict=True):
-                query = kernels.attend_input(layer, hidden, step, keys, values)
-                context = kernels.attend(layer, query, step, keys, values)
-                hidden = kernels.attend_output(layer, context, hidden)
-                hidden = kernels.mlp(layer, hidden)
+            every = zip(self._layers, pool.keys, pool.values, strict=True)
+            for number, (layer, keys, values) in enumerate(every):
+                if 2 * number not in skip:
+                    query = kernels.attend_input(layer, hidden, step, keys, values)
+                    context = kernels.attend(layer, query, step, keys, values)
+                    hidden = kernels.attend_output(layer, context, hidden)
+                if 2 * number + 1 not in skip:
+                    hidden = kernels.mlp(layer, hidden)
             if not len(batch.logit_rows):
                 return np.zeros((0, self.vocab_size), dtype=np.float32)
             return kernels.logits(self._head, hidden, step)

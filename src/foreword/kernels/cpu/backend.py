@@ -8,6 +8,7 @@ there are only decides who computes what.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -190,6 +191,7 @@ class CpuKernels:
         batch: Batch,
         keys: list[Tensor],
         values: list[Tensor],
+        skip: Set[int] = frozenset(),
     ) -> np.ndarray:
         """The whole pass: float32 [len(logit_rows), vocab], K and V written to the pool."""
         pool = self._open_pool()
@@ -224,6 +226,7 @@ class CpuKernels:
             value_addresses,
             KV_FORMATS.index(keys[0].dtype),
             place(logits),
+            sorted(skip),
         )
         return logits
 

@@ -157,11 +157,13 @@ const Ops& ops_of(const std::string& isa) {
 }
 
 // rows: [tokens, positions, slots] addresses of int64 [count]. segments: flat int64
-// (first, rows, cached, address of slots, address of int32 parents) each.
+// (first, rows, cached, address of slots, address of int32 parents) each. skip: units left out, 2 i
+// for the attention of layer i and 2 i + 1 for its MLP.
 void run(Network& self, const std::string& isa, Pool& pool, int count, Address tokens,
          Address positions, Address slots, int wanted, Address logit_rows,
          const std::vector<Address>& segments, const std::vector<Address>& keys,
-         const std::vector<Address>& values, int kv_format, Address logits) {
+         const std::vector<Address>& values, int kv_format, Address logits,
+         const std::vector<int>& skip) {
   Batch batch;
   batch.rows = count;
   batch.wanted = wanted;
@@ -179,7 +181,16 @@ void run(Network& self, const std::string& isa, Pool& pool, int count, Address t
   nb::gil_scoped_release unlocked;
   std::lock_guard<std::mutex> alone(self.one_pass);
   self.model.kv_format = static_cast<Kv>(kv_format);
-  run_pass(ops, self.model, batch, reinterpret_cast<float*>(logits), pool, self.arena);
+  if (skip.empty()) {
+    run_pass(ops, self.model, batch, reinterpret_cast<float*>(logits), pool, self.arena);
+    return;
+  }
+  Model part = self.model;  // pointers to the same weights
+  for (int unit : skip) {
+    Layer& layer = part.layers.at(unit / 2);
+    (unit % 2 ? layer.gate : layer.query) = nullptr;
+  }
+  run_pass(ops, part, batch, reinterpret_cast<float*>(logits), pool, self.arena);
 }
 
 // One product alone, for tests: x float32 [rows][inputs], out float32 [rows][outputs].

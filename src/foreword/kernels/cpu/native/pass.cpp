@@ -158,10 +158,14 @@ class Runner {
                                                     Format::kGrouped ? groups_of(*linear) : 0));
     };
     for (const Layer& l : m.layers) {
-      consider({l.query, l.key, l.value}, rows);
-      consider({l.output}, rows);
-      consider({l.gate, l.up}, rows);
-      consider({l.down}, rows);
+      if (l.query) {
+        consider({l.query, l.key, l.value}, rows);
+        consider({l.output}, rows);
+      }
+      if (l.gate) {
+        consider({l.gate, l.up}, rows);
+        consider({l.down}, rows);
+      }
     }
     consider({m.head}, std::max(rows, batch_.wanted));
     attention_.plan(m, batch_, pool_.size());
@@ -254,8 +258,13 @@ class Runner {
   }
 
   void layer(Member& me, size_t index) {
+    const Layer& l = model_.layers[index];
+    if (l.query) attend(me, l, index);
+    if (l.gate) mlp(me, l);
+  }
+
+  void attend(Member& me, const Layer& l, size_t index) {
     const Model& m = model_;
-    const Layer& l = m.layers[index];
     const int rows = batch_.rows;
     Inputs inputs;
     prepare(me, inputs, {l.query, l.key, l.value}, rows, m.hidden, [&](int row) {
@@ -278,7 +287,6 @@ class Runner {
     });
     product(me, *l.output, inputs.of(0), hidden_, hidden_stride_, true);
     pool_.barrier();
-    mlp(me, l);
   }
 
   void mlp(Member& me, const Layer& l) {

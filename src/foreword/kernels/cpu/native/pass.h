@@ -9,6 +9,7 @@
 
 namespace foreword {
 
+// Without a query the layer attends to nothing, without a gate it has no MLP.
 struct Layer {
   const float* attention_norm;
   const Linear *query, *key, *value;
