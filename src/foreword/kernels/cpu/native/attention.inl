@@ -49,34 +49,74 @@ inline Span span_of(const Attend& a, int start) {
   return s;
 }
 
-// The keys and values that are read next: brought near, 16 lanes at a time, during the work before.
+// The lanes of a partition whose keys are the same for all pairs.
+inline int common_lanes(const Attend& a, int start) {
+  if (!a.nodes || a.own - start > kPartition) return kPartition;
+  return a.own > start ? a.own - start : 0;
+}
+
+// The slot of a lane of a pair; `slots`: of the partition's lanes that all pairs share.
+inline int64_t slot_of(const Attend& a, const int64_t* slots, int pair, int start, int lane) {
+  const int beyond = start + lane - a.own;
+  return a.nodes && beyond >= 0 ? a.node_slots[a.paths[pair][beyond]] : slots[lane];
+}
+
+// Whether two pairs read the same keys of a partition.
+inline bool alike(const Attend& a, int pair, int other, int start) {
+  const Lanes x = seen(a, pair, start), y = seen(a, other, start);
+  return x.low == y.low && x.high == y.high && (!a.nodes || a.paths[pair] == a.paths[other]);
+}
+
+// Scores of nodes [first, first + kPartition) go to the lanes of those who see them.
+inline void spread(const Attend& a, const Span& span, int start, int first, const float* from,
+                   float* scores) {
+  const int lane = common_lanes(a, start);
+  for (int i = span.from; i < span.to; ++i) {
+    const Lanes mine = seen(a, i, start);
+    const float* node_scores = from + (size_t)(i - span.from) * kPartition;
+    float* to = scores + (size_t)(i - span.from) * kPartition;
+    for (int l = lane > mine.low ? lane : mine.low; l < mine.high; ++l) {
+      const int node = a.paths[i][start + l - a.own] - first;
+      if (node >= 0 && node < kPartition) to[l] = node_scores[node];
+    }
+  }
+}
+
+// The partition that is read next, brought near as it lies in memory: that way round the processor
+// sees where it goes and fetches ahead by itself, with more lines under way than a program can ask
+// for. A share of it after every block of the partition before.
 struct Ahead {
   const int64_t* slots = nullptr;
-  const uint8_t *keys, *values;
-  int lanes = 0;
+  int lanes = 0, done = 0, step = 0;
 };
 
-inline Ahead ahead_of(const Attend& a, int number, int head, int highest) {
+// `calls`: how often `bring` is going to be called.
+inline Ahead ahead_of(const Attend& a, int number, int highest, int calls) {
   Ahead next;
-  if (++head == a.kv_heads) head = 0, ++number;
-  if (number >= a.end) return next;
+  if (++number >= a.end) return next;
   next.slots = a.slots + (size_t)(number - a.begin) * kPartition;
-  next.keys = a.keys + head * a.head_bytes;
-  next.values = a.values + head * a.head_bytes;
   const int left = highest - number * kPartition;
   next.lanes = left < kPartition ? left : kPartition;
+  next.step = (next.lanes + calls - 1) / calls;
   return next;
 }
 
-inline void bring(const Attend& a, const Ahead& next, int block) {
-  const int to = 16 * block + 16 < next.lanes ? 16 * block + 16 : next.lanes;
-  for (int l = 16 * block; l < to; ++l) {
-    const size_t at = next.slots[l] * a.slot_bytes;
-    for (size_t b = 0; b < a.head_bytes; b += 64) {
-      prefetch(next.keys + at + b);
-      prefetch(next.values + at + b);
-    }
-  }
+inline void bring_lines(const Attend& a, const uint8_t* first) {
+  const uint8_t* end = first + a.kv_heads * a.head_bytes;
+  for (const uint8_t* at = first; at < end; at += 64) prefetch_far(at);
+  prefetch_far(end - 1);
+}
+
+inline void bring(const Attend& a, Ahead& next) {
+  const int to = next.done + next.step < next.lanes ? next.done + next.step : next.lanes;
+  for (int l = next.done; l < to; ++l) bring_lines(a, a.keys + next.slots[l] * a.slot_bytes);
+  for (int l = next.done; l < to; ++l) bring_lines(a, a.values + next.slots[l] * a.slot_bytes);
+  next.done = to;
+}
+
+inline void bring_first(const Attend& a, int highest) {
+  Ahead first = ahead_of(a, a.begin - 1, highest, 1);
+  bring(a, first);
 }
 
 inline F kv_load(const uint8_t* at, Kv format) {
@@ -210,6 +250,16 @@ struct Direct {  // as they lie in the pool
     return kv_fetch(base + slots[l] * a.slot_bytes, a.dim, d, a.format);
   }
 };
+struct Own {  // of a pair with nodes of its own
+  const Attend& a;
+  const int64_t* slots;
+  const uint8_t* base;
+  int pair, start;
+  F get(int l, int d) const {
+    const int64_t slot = slot_of(a, slots, pair, start, l);
+    return kv_fetch(base + slot * a.slot_bytes, a.dim, d, a.format);
+  }
+};
 
 // M pairs with the same visible lanes, D vectors of dimensions.
 template <int M, int D, class Source>
@@ -247,9 +297,30 @@ inline void value_rows(const Attend& a, const Source& source, Lanes lanes, const
   for (; d < a.padded_dim; d += 16) value_tile<M, 1>(source, lanes, d, weights, parts);
 }
 
+inline void score_lanes(const Attend& a, const float* const* queries, int count, int first,
+                        int last, const float* keys, float* scores) {
+  int v = first;
+  for (; v + 4 <= last; v += 4) score_pairs<4>(a, queries, count, keys + 16 * v, scores + 16 * v);
+  for (; v + 2 <= last; v += 2) score_pairs<2>(a, queries, count, keys + 16 * v, scores + 16 * v);
+  for (; v < last; ++v) score_pairs<1>(a, queries, count, keys + 16 * v, scores + 16 * v);
+}
+
+// Scores of nodes, kPartition at a time; `room`: [count][kPartition].
+inline void score_nodes(const Attend& a, const float* const* queries, const Span& span, int start,
+                        const uint8_t* base, float* keys, float* room, float* scores) {
+  for (int first = 0; first < a.nodes; first += kPartition) {
+    const int left = a.nodes - first;
+    const Lanes lanes = {0, left < kPartition ? left : kPartition};
+    const int vectors = (lanes.high + 15) / 16;
+    for (int v = 0; v < vectors; ++v)
+      gather_keys(a, a.node_slots + first, base, lanes, 16 * v, keys);
+    score_lanes(a, queries, span.to - span.from, 0, vectors, keys, room);
+    spread(a, span, start, first, room, scores);
+  }
+}
+
 // One partition of one KV head, for pairs `span` of it.
-inline void attend_part(const Attend& a, int number, int head, const Span& span,
-                        const Ahead& next) {
+inline void attend_part(const Attend& a, int number, int head, const Span& span, Ahead& next) {
   constexpr int kMost = kTile >= 16 ? 6 : 1;
   const int start = number * kPartition, count = span.to - span.from;
   const int64_t* slots = a.slots + (size_t)(number - a.begin) * kPartition;
@@ -258,29 +329,27 @@ inline void attend_part(const Attend& a, int number, int head, const Span& span,
   float* keys = (float*)a.scratch;
   float* values = keys + kPartition * a.padded_dim;
   float* scores = values + kPartition * a.padded_dim;
-  const int first = span.lanes.low / 16, last = (span.lanes.high + 15) / 16;
+  const int common = common_lanes(a, start);
+  const bool own = common < span.lanes.high;
+  const Lanes lanes = {span.lanes.low, own ? common : span.lanes.high};
+  const int first = lanes.low / 16, last = (lanes.high + 15) / 16;
   for (int v = first; v < last; ++v) {
-    gather_keys(a, slots, base, span.lanes, 16 * v, keys);
-    bring(a, next, v);
+    gather_keys(a, slots, base, lanes, 16 * v, keys);
+    bring(a, next);
   }
-  for (int v = 0; v < kPartition / 16; ++v)
-    if (v < first || v >= last) bring(a, next, v);
-  int v = first;
-  for (; v + 4 <= last; v += 4) score_pairs<4>(a, queries, count, keys + 16 * v, scores + 16 * v);
-  for (; v + 2 <= last; v += 2) score_pairs<2>(a, queries, count, keys + 16 * v, scores + 16 * v);
-  for (; v < last; ++v) score_pairs<1>(a, queries, count, keys + 16 * v, scores + 16 * v);
+  score_lanes(a, queries, count, first, last, keys, scores);
+  if (own)
+    score_nodes(a, queries, span, start, base, keys, scores + (size_t)a.count * kPartition, scores);
 
   const bool direct = count <= kMost;
-  if (!direct) gather_values(a, slots, value, span.lanes, values);
+  if (!direct && !own) gather_values(a, slots, value, lanes, values);
   const Packed packed = {values, a.padded_dim};
   const Direct loose = {a, slots, value};
   for (int i = 0; i < count;) {
     float* parts[kMost];
     const Lanes mine = seen(a, span.from + i, start);
     int same = 0;
-    while (same < kMost && i + same < count) {
-      const Lanes theirs = seen(a, span.from + i + same, start);
-      if (theirs.low != mine.low || theirs.high != mine.high) break;
+    while (same < kMost && i + same < count && alike(a, span.from + i, span.from + i + same, start)) {
       parts[same] = a.parts[head * a.count + span.from + i + same] +
                     (size_t)number * part_floats(a.padded_dim);
       ++same;
@@ -294,15 +363,20 @@ inline void attend_part(const Attend& a, int number, int head, const Span& span,
     float* weights = scores + i * kPartition;
     for (int m = 0; m < same; ++m) soften(mine, weights + m * kPartition, parts[m], a.padded_dim);
     constexpr int kThree = kMost >= 3 ? 3 : 1;
-    if (same == 1)
-      direct ? value_rows<1>(a, loose, mine, weights, parts)
-             : value_rows<1>(a, packed, mine, weights, parts);
-    else if (same == 3)
-      direct ? value_rows<kThree>(a, loose, mine, weights, parts)
-             : value_rows<kThree>(a, packed, mine, weights, parts);
+    auto weigh = [&](const auto& source) {
+      if (same == 1)
+        value_rows<1>(a, source, mine, weights, parts);
+      else if (same == 3)
+        value_rows<kThree>(a, source, mine, weights, parts);
+      else
+        value_rows<kMost>(a, source, mine, weights, parts);
+    };
+    if (own)
+      weigh(Own{a, slots, value, span.from + i, start});
+    else if (direct)
+      weigh(loose);
     else
-      direct ? value_rows<kMost>(a, loose, mine, weights, parts)
-             : value_rows<kMost>(a, packed, mine, weights, parts);
+      weigh(packed);
     i += same;
   }
 }
@@ -310,11 +384,13 @@ inline void attend_part(const Attend& a, int number, int head, const Span& span,
 void vector_attend(const Attend& a) {
   int highest = 0;
   for (int i = 0; i < a.count; ++i) highest = a.high[i] > highest ? a.high[i] : highest;
+  bring_first(a, highest);
   for (int number = a.begin; number < a.end; ++number) {
     const Span span = span_of(a, number * kPartition);
     if (span.from >= span.to) continue;
-    for (int head = 0; head < a.kv_heads; ++head)
-      attend_part(a, number, head, span, ahead_of(a, number, head, highest));
+    const int blocks = (span.lanes.high + 15) / 16 - span.lanes.low / 16;
+    Ahead next = ahead_of(a, number, highest, a.kv_heads * blocks);
+    for (int head = 0; head < a.kv_heads; ++head) attend_part(a, number, head, span, next);
   }
 }
 

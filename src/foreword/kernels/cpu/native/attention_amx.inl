@@ -14,8 +14,11 @@ struct TilePool {  // one call's operands in tile layout
   uint16_t* weights;  // [tiles of 8 pairs][kPartition / 32][8 high, 8 low][32 lanes]
   float* scores;      // [pairs padded to 16][kPartition]
   float* tiles;       // [4][16][16]
+  float* zeros;       // [16][16]: products into a tile that _tile_zero cleared are slow
+  float* node_scores;   // [pairs padded to 16][kPartition]
   float* key_scales;    // [kPartition] of a score
   float* value_scales;  // [kPartition], int8 only
+  float* node_key_scales;  // [kPartition]
 };
 
 inline TilePool tile_pool(const Attend& a) {
@@ -25,13 +28,16 @@ inline TilePool tile_pool(const Attend& a) {
   const size_t pairs = (size_t)(a.count + 15) / 16 * 16;
   uint16_t* at = (uint16_t*)a.scratch;
   t.tiles = (float*)at, at += 2048;
+  t.zeros = (float*)at, at += 512;
   t.key_scales = (float*)at, at += 2 * kPartition;
   t.value_scales = (float*)at, at += 2 * kPartition;
+  t.node_key_scales = (float*)at, at += 2 * kPartition;
   t.queries = at, at += (size_t)a.kv_heads * pairs * t.chunks * 64;
   t.keys = at, at += (size_t)kPartition * t.chunks * 32;
   t.values = at, at += (size_t)kPartition * t.chunks * 32;
   t.weights = at, at += pairs * kPartition * 2;
-  t.scores = (float*)at;
+  t.scores = (float*)at, at += pairs * kPartition * 2;
+  t.node_scores = (float*)at;
   return t;
 }
 
@@ -83,18 +89,13 @@ inline __mmask32 chunk_mask(int dim, int c) {
   return left >= 32 ? ~0u : (1u << left) - 1;
 }
 
-// Scales of 32 lanes, zero where they are not seen.
-inline void fetch_scales(const Attend& a, const TilePool& t, const int64_t* slots,
-                         const uint8_t* base, const uint8_t* value, Lanes lanes, int l) {
+// Scales of 32 lanes of scores, or with FACTOR 1 of values; zero where they are not seen.
+inline void fetch_scales(const Attend& a, const int64_t* slots, const uint8_t* base, Lanes lanes,
+                         int l, float factor, float* to) {
   for (int i = l; i < l + 32; ++i) {
-    float key = 0.0f, other = 0.0f;
-    if (i >= lanes.low && i < lanes.high) {
-      const size_t at = slots[i] * a.slot_bytes + a.dim;
-      memcpy(&key, base + at, 4);
-      memcpy(&other, value + at, 4);
-    }
-    t.key_scales[i] = key * (a.scale * kLog2E);
-    t.value_scales[i] = other;
+    float scale = 0.0f;
+    if (i >= lanes.low && i < lanes.high) memcpy(&scale, base + slots[i] * a.slot_bytes + a.dim, 4);
+    to[i] = scale * factor;
   }
 }
 
@@ -126,10 +127,10 @@ inline KeyBlock key_block(const Attend& a, const TilePool& t, const int64_t* slo
 // Scores of 32 lanes for a tile of 16 pairs: sums with the high halves, then with the low ones.
 inline void tile_scores(const TilePool& t, const KeyBlock& x, const KeyBlock& y,
                         const uint16_t* queries, const float* scales, float* scores) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  _tile_loadd(0, t.zeros, 64);
+  _tile_loadd(1, t.zeros, 64);
+  _tile_loadd(2, t.zeros, 64);
+  _tile_loadd(3, t.zeros, 64);
   for (int c = 0; c < t.chunks; ++c, queries += 1024) {
     _tile_loadd(4, x.rows + c * x.step, x.stride);
     _tile_loadd(6, queries, 64);
@@ -169,8 +170,8 @@ inline F four_rows(const float* tile, int r) {
 // The same for at most 8 pairs, 4 at a time.
 inline void few_products(const TilePool& t, const KeyBlock& x, const KeyBlock& y,
                          const uint16_t* queries) {
-  _tile_zero(0);
-  _tile_zero(1);
+  _tile_loadd(0, t.zeros, 64);
+  _tile_loadd(1, t.zeros, 64);
   for (int c = 0; c < t.chunks; ++c, queries += 512) {
     _tile_loadd(6, queries, 64);
     _tile_loadd(4, x.rows + c * x.step, x.stride);
@@ -297,11 +298,11 @@ inline void pack_whole_values(const Attend& a, const TilePool& t, const int64_t*
 
 // Weighted values of 8 pairs, for one chunk of dimensions or two: [chunk][two tiles] in t.tiles.
 inline void tile_values(const TilePool& t, const uint16_t* weights, Lanes lanes, int c, bool both) {
-  _tile_zero(0);
-  _tile_zero(1);
+  _tile_loadd(0, t.zeros, 64);
+  _tile_loadd(1, t.zeros, 64);
   if (both) {
-    _tile_zero(2);
-    _tile_zero(3);
+    _tile_loadd(2, t.zeros, 64);
+    _tile_loadd(3, t.zeros, 64);
   }
   for (int b = lanes.low / 32; b * 32 < lanes.high; ++b) {
     const uint16_t* v = t.values + ((size_t)b * t.chunks + c) * 1024;
@@ -353,8 +354,55 @@ inline void weigh_values(const Attend& a, const TilePool& t, int begin, int end,
   }
 }
 
+// Scores of 32 keys for all pairs in `span`.
+inline void block_scores(const Attend& a, const TilePool& t, const Span& span, const KeyBlock& x,
+                         const KeyBlock& y, const uint16_t* queries, const float* scales,
+                         float* scores) {
+  asm volatile("" ::: "memory");
+  if (t.few) {
+    few_products(t, x, y, queries);
+    return few_scores(t, a.count, scales, scores);
+  }
+  for (int i = span.from / 16; i * 16 < span.to; ++i)
+    tile_scores(t, x, y, queries + (size_t)i * t.chunks * 1024, scales,
+                scores + (size_t)i * 16 * kPartition);
+}
+
+// Scores of nodes, to the lanes of those who see them.
+inline void tile_nodes(const Attend& a, const TilePool& t, const Span& span, int start,
+                       const uint8_t* base, const uint16_t* queries) {
+  for (int first = 0; first < a.nodes; first += kPartition) {
+    const int64_t* slots = a.node_slots + first;
+    const int left = a.nodes - first;
+    const Lanes lanes = {0, left < kPartition ? left : kPartition};
+    for (int l = 0; l < lanes.high; l += 32) {
+      const KeyBlock x = key_block(a, t, slots, base, lanes, l);
+      const KeyBlock y = key_block(a, t, slots, base, lanes, l + 16);
+      if (a.format == Kv::kInt8)
+        fetch_scales(a, slots, base, lanes, l, a.scale * kLog2E, t.node_key_scales);
+      block_scores(a, t, span, x, y, queries, t.node_key_scales + l, t.node_scores + l);
+    }
+    const size_t at = (size_t)span.from * kPartition;
+    spread(a, span, start, first, t.node_scores + at, t.scores + at);
+  }
+}
+
+inline void weigh_scores(const Attend& a, const TilePool& t, Lanes mine, int begin, int end, int pair,
+                         float* part) {
+  const float* scores = t.scores + (size_t)pair * kPartition;
+  const bool full = mine.high - mine.low == kPartition, scaled = a.format == Kv::kInt8;
+  if (full && scaled)
+    tile_weights<true, true>(t, mine, begin, end, pair, scores, part, a.padded_dim);
+  else if (full)
+    tile_weights<true, false>(t, mine, begin, end, pair, scores, part, a.padded_dim);
+  else if (scaled)
+    tile_weights<false, true>(t, mine, begin, end, pair, scores, part, a.padded_dim);
+  else
+    tile_weights<false, false>(t, mine, begin, end, pair, scores, part, a.padded_dim);
+}
+
 inline void tile_part(const Attend& a, const TilePool& t, int number, int head, const Span& span,
-                      const Ahead& next) {
+                      Ahead& next) {
   const int start = number * kPartition;
   const int64_t* slots = a.slots + (size_t)(number - a.begin) * kPartition;
   const uint8_t *base = a.keys + head * a.head_bytes, *value = a.values + head * a.head_bytes;
@@ -362,28 +410,29 @@ inline void tile_part(const Attend& a, const TilePool& t, int number, int head, 
   const size_t tiles = (a.count + 15) / 16, offset = (size_t)number * part_floats(a.padded_dim);
   const uint16_t* queries = t.queries + head * t.chunks * (t.few ? 512 : tiles * 1024);
   const int begin = span.lanes.low / 32, end = (span.lanes.high + 31) / 32;
+  const int common = common_lanes(a, start);
+  const bool own = common < span.lanes.high;
+  const int whole = own ? common / 32 : end;  // blocks before this one are the same for all pairs
+  const Lanes lanes = {span.lanes.low, own ? common : span.lanes.high};
   bool strange = false;
-  for (int b = 0; b < kPartition / 32; ++b) {
-    bring(a, next, 2 * b);
-    bring(a, next, 2 * b + 1);
-    if (b < begin || b >= end) continue;
+  for (int b = begin; b < end; ++b) {
+    bring(a, next);
     const int l = 32 * b;
-    const KeyBlock x = key_block(a, t, slots, base, span.lanes, l);
-    const KeyBlock y = key_block(a, t, slots, base, span.lanes, l + 16);
-    if (a.format == Kv::kInt8) fetch_scales(a, t, slots, base, value, span.lanes, l);
-    asm volatile("" ::: "memory");
-    if (t.few) few_products(t, x, y, queries);
-    if (span.same && span.lanes.low <= l && l + 32 <= span.lanes.high && a.dim % 32 == 0)
+    if (l >= lanes.high) continue;
+    const KeyBlock x = key_block(a, t, slots, base, lanes, l);
+    const KeyBlock y = key_block(a, t, slots, base, lanes, l + 16);
+    if (a.format == Kv::kInt8) {
+      fetch_scales(a, slots, base, lanes, l, a.scale * kLog2E, t.key_scales);
+      fetch_scales(a, slots, value, lanes, l, 1.0f, t.value_scales);
+    }
+    block_scores(a, t, span, x, y, queries, t.key_scales + l, t.scores + l);
+    if (b >= whole) continue;
+    if (span.same && lanes.low <= l && l + 32 <= lanes.high && a.dim % 32 == 0)
       pack_whole_values(a, t, slots, value, l);
     else
-      strange |= pack_values(a, t, slots, value, span.lanes, l);
-    if (t.few)
-      few_scores(t, a.count, t.key_scales + l, t.scores + l);
-    else
-      for (int i = span.from / 16; i * 16 < span.to; ++i)
-        tile_scores(t, x, y, queries + (size_t)i * t.chunks * 1024, t.key_scales + l,
-                    t.scores + (size_t)i * 16 * kPartition + l);
+      strange |= pack_values(a, t, slots, value, lanes, l);
   }
+  if (own) tile_nodes(a, t, span, start, base, queries);
   // Tops first: the long way to each of them overlaps with the others'.
   for (int i = span.from; i < span.to; ++i) {
     const Lanes mine = seen(a, i, start);
@@ -395,31 +444,28 @@ inline void tile_part(const Attend& a, const TilePool& t, int number, int head, 
   }
   for (int i = span.from; i < span.to; ++i) {
     const Lanes mine = seen(a, i, start);
-    const float* scores = t.scores + (size_t)i * kPartition;
-    float* part = parts[i] + offset;
-    const bool full = mine.high - mine.low == kPartition;
-    if (full && a.format == Kv::kInt8)
-      tile_weights<true, true>(t, mine, begin, end, i, scores, part, a.padded_dim);
-    else if (full)
-      tile_weights<true, false>(t, mine, begin, end, i, scores, part, a.padded_dim);
-    else if (mine.low < mine.high && a.format == Kv::kInt8)
-      tile_weights<false, true>(t, mine, begin, end, i, scores, part, a.padded_dim);
-    else if (mine.low < mine.high)
-      tile_weights<false, false>(t, mine, begin, end, i, scores, part, a.padded_dim);
+    if (own && a.format == Kv::kInt8)
+      for (int l = common; l < mine.high; ++l)
+        memcpy(t.value_scales + l,
+               value + slot_of(a, slots, i, start, l) * a.slot_bytes + a.dim, 4);
+    if (mine.low < mine.high) weigh_scores(a, t, mine, begin, end, i, parts[i] + offset);
   }
   asm volatile("" ::: "memory");
   const bool apart = strange && !span.same;  // zero times that would not be zero
   for (int i = span.from; i < span.to;) {
     int to = (i / 8 + 1) * 8 < span.to ? (i / 8 + 1) * 8 : span.to;
-    Lanes lanes = span.lanes;
-    if (apart) {
-      to = i + 1;
-      lanes = seen(a, i, start);
-      for (int l = lanes.low / 32 * 32; l < lanes.high; l += 32)
-        pack_values(a, t, slots, value, lanes, l);
+    Lanes mine = span.lanes;
+    if (apart || own) {  // with values of their own, which follow those of all
+      const int last = to;
+      for (to = i + 1; to < last && alike(a, i, to, start);) ++to;
+      mine = seen(a, i, start);
+      int64_t line[kPartition];
+      for (int l = mine.low; l < mine.high; ++l) line[l] = slot_of(a, slots, i, start, l);
+      for (int b = apart || mine.low / 32 > whole ? mine.low / 32 : whole; 32 * b < mine.high; ++b)
+        pack_values(a, t, line, value, mine, 32 * b);
       asm volatile("" ::: "memory");
     }
-    if (lanes.low < lanes.high) weigh_values(a, t, i, to, lanes, parts, number);
+    if (mine.low < mine.high) weigh_values(a, t, i, to, mine, parts, number);
     i = to;
   }
 }
@@ -430,12 +476,16 @@ void amx_attend(const Attend& a) {
   for (int i = 0; i < a.count; ++i) highest = a.high[i] > highest ? a.high[i] : highest;
   configure(16, 64, 16);
   pack_queries(a, t);
-  for (int l = 0; l < kPartition; ++l) t.key_scales[l] = a.scale * kLog2E;
+  memset(t.zeros, 0, 1024);
+  for (int l = 0; l < kPartition; ++l)
+    t.key_scales[l] = t.node_key_scales[l] = a.scale * kLog2E;
+  bring_first(a, highest);
   for (int number = a.begin; number < a.end; ++number) {
     const Span span = span_of(a, number * kPartition);
     if (span.from >= span.to) continue;
-    for (int head = 0; head < a.kv_heads; ++head)
-      tile_part(a, t, number, head, span, ahead_of(a, number, head, highest));
+    const int blocks = (span.lanes.high + 31) / 32 - span.lanes.low / 32;
+    Ahead next = ahead_of(a, number, highest, a.kv_heads * blocks);
+    for (int head = 0; head < a.kv_heads; ++head) tile_part(a, t, number, head, span, next);
   }
   _tile_release();
 }

@@ -236,3 +236,4 @@ inline void f_transpose(F (&r)[16]) {
     }
 }
 inline void prefetch(const void*) {}
+inline void prefetch_far(const void*) {}
