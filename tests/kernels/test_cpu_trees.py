@@ -1,4 +1,4 @@
-"""Trees on the cpu backend: as many nodes as several partitions, long branches, few rows or many."""
+"""Trees on the cpu backend: more nodes than a partition has lanes, long branches, any row count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = [("float32", None), ("bfloat16", None), ("bfloat16", "int8")]
 
 
 def bushy(rows: int, seed: int, reach: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tokens and parents of a tree; a parent is at most `reach` rows back, so that it grows long."""
+    """Tokens and parents of a tree; a parent is at most `reach` rows back: it grows long."""
     random = np.random.default_rng(seed)
     parents = (-1, *(int(random.integers(max(-1, row - reach), row)) for row in range(1, rows)))
     return tuple(random.integers(0, VOCAB, rows).tolist()), parents

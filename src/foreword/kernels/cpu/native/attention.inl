@@ -19,106 +19,6 @@ inline F power_of_two(F x) {
   return f_of_bits(i_add(f_bits(y), i_left<23>(n)));
 }
 
-struct Lanes {  // of one partition, half-open; empty when low >= high
-  int low, high;
-};
-
-inline Lanes seen(const Attend& a, int pair, int start) {
-  const int low = a.low[pair] - start, high = a.high[pair] - start;
-  return {low < 0 ? 0 : low, high > kPartition ? kPartition : high};
-}
-
-// What pairs [from, to) see together, and whether all see the same.
-struct Span {
-  int from, to;
-  Lanes lanes;
-  bool same;
-};
-
-inline Span span_of(const Attend& a, int start) {
-  Span s = {a.count, 0, {kPartition, 0}, true};
-  for (int i = 0; i < a.count; ++i) {
-    const Lanes mine = seen(a, i, start);
-    if (mine.low >= mine.high) continue;
-    if (s.from > i) s.from = i, s.lanes = mine;
-    s.same = s.same && s.lanes.low == mine.low && s.lanes.high == mine.high;
-    s.to = i + 1;
-    if (mine.low < s.lanes.low) s.lanes.low = mine.low;
-    if (mine.high > s.lanes.high) s.lanes.high = mine.high;
-  }
-  return s;
-}
-
-// The lanes of a partition whose keys are the same for all pairs.
-inline int common_lanes(const Attend& a, int start) {
-  if (!a.nodes || a.own - start > kPartition) return kPartition;
-  return a.own > start ? a.own - start : 0;
-}
-
-// The slot of a lane of a pair; `slots`: of the partition's lanes that all pairs share.
-inline int64_t slot_of(const Attend& a, const int64_t* slots, int pair, int start, int lane) {
-  const int beyond = start + lane - a.own;
-  return a.nodes && beyond >= 0 ? a.node_slots[a.paths[pair][beyond]] : slots[lane];
-}
-
-// Whether two pairs read the same keys of a partition.
-inline bool alike(const Attend& a, int pair, int other, int start) {
-  const Lanes x = seen(a, pair, start), y = seen(a, other, start);
-  return x.low == y.low && x.high == y.high && (!a.nodes || a.paths[pair] == a.paths[other]);
-}
-
-// Scores of nodes [first, first + kPartition) go to the lanes of those who see them.
-inline void spread(const Attend& a, const Span& span, int start, int first, const float* from,
-                   float* scores) {
-  const int lane = common_lanes(a, start);
-  for (int i = span.from; i < span.to; ++i) {
-    const Lanes mine = seen(a, i, start);
-    const float* node_scores = from + (size_t)(i - span.from) * kPartition;
-    float* to = scores + (size_t)(i - span.from) * kPartition;
-    for (int l = lane > mine.low ? lane : mine.low; l < mine.high; ++l) {
-      const int node = a.paths[i][start + l - a.own] - first;
-      if (node >= 0 && node < kPartition) to[l] = node_scores[node];
-    }
-  }
-}
-
-// The partition that is read next, brought near as it lies in memory: that way round the processor
-// sees where it goes and fetches ahead by itself, with more lines under way than a program can ask
-// for. A share of it after every block of the partition before.
-struct Ahead {
-  const int64_t* slots = nullptr;
-  int lanes = 0, done = 0, step = 0;
-};
-
-// `calls`: how often `bring` is going to be called.
-inline Ahead ahead_of(const Attend& a, int number, int highest, int calls) {
-  Ahead next;
-  if (++number >= a.end) return next;
-  next.slots = a.slots + (size_t)(number - a.begin) * kPartition;
-  const int left = highest - number * kPartition;
-  next.lanes = left < kPartition ? left : kPartition;
-  next.step = (next.lanes + calls - 1) / calls;
-  return next;
-}
-
-inline void bring_lines(const Attend& a, const uint8_t* first) {
-  const uint8_t* end = first + a.kv_heads * a.head_bytes;
-  for (const uint8_t* at = first; at < end; at += 64) prefetch_far(at);
-  prefetch_far(end - 1);
-}
-
-inline void bring(const Attend& a, Ahead& next) {
-  const int to = next.done + next.step < next.lanes ? next.done + next.step : next.lanes;
-  for (int l = next.done; l < to; ++l) bring_lines(a, a.keys + next.slots[l] * a.slot_bytes);
-  for (int l = next.done; l < to; ++l) bring_lines(a, a.values + next.slots[l] * a.slot_bytes);
-  next.done = to;
-}
-
-inline void bring_first(const Attend& a, int highest) {
-  Ahead first = ahead_of(a, a.begin - 1, highest, 1);
-  bring(a, first);
-}
-
 inline F kv_load(const uint8_t* at, Kv format) {
   if (format == Kv::kBfloat16) return f_from_bf16((const uint16_t*)at);
   return format == Kv::kInt8 ? f_from_i8(at) : f_load((const float*)at);
@@ -320,7 +220,8 @@ inline void score_nodes(const Attend& a, const float* const* queries, const Span
 }
 
 // One partition of one KV head, for pairs `span` of it.
-inline void attend_part(const Attend& a, int number, int head, const Span& span, Ahead& next) {
+inline void attend_part(const Attend& a, int number, int head, const Span& span,
+                        const Ahead& next) {
   constexpr int kMost = kTile >= 16 ? 6 : 1;
   const int start = number * kPartition, count = span.to - span.from;
   const int64_t* slots = a.slots + (size_t)(number - a.begin) * kPartition;
@@ -335,8 +236,10 @@ inline void attend_part(const Attend& a, int number, int head, const Span& span,
   const int first = lanes.low / 16, last = (lanes.high + 15) / 16;
   for (int v = first; v < last; ++v) {
     gather_keys(a, slots, base, lanes, 16 * v, keys);
-    bring(a, next);
+    bring(a, next, v);
   }
+  for (int v = 0; v < kPartition / 16; ++v)
+    if (v < first || v >= last) bring(a, next, v);
   score_lanes(a, queries, count, first, last, keys, scores);
   if (own)
     score_nodes(a, queries, span, start, base, keys, scores + (size_t)a.count * kPartition, scores);
@@ -388,9 +291,8 @@ void vector_attend(const Attend& a) {
   for (int number = a.begin; number < a.end; ++number) {
     const Span span = span_of(a, number * kPartition);
     if (span.from >= span.to) continue;
-    const int blocks = (span.lanes.high + 15) / 16 - span.lanes.low / 16;
-    Ahead next = ahead_of(a, number, highest, a.kv_heads * blocks);
-    for (int head = 0; head < a.kv_heads; ++head) attend_part(a, number, head, span, next);
+    for (int head = 0; head < a.kv_heads; ++head)
+      attend_part(a, number, head, span, ahead_of(a, number, head, highest));
   }
 }
 

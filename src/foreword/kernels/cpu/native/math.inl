@@ -124,9 +124,10 @@ void prepare_floats(const float* x, int n, int from, int to, int row, const Rows
   }
 }
 
-// Where value k of a row lies, in the values of its row block.
+// Where value k of a row lies, in the values of its row block. A block is 16, 32 or 64 values.
 inline size_t grouped_place(const Rows& rows, int row, int k) {
-  return ((size_t)(k / rows.block) * 16 + row % 16) * rows.block + k % rows.block;
+  const int within = k & (rows.block - 1);
+  return (size_t)(k - within) * 16 + (size_t)(row % 16) * rows.block + within;
 }
 
 // value / divisor, rounded to integers. The product with the inverse is within 127 * 2^-22 of the
@@ -146,6 +147,7 @@ void prepare_a8(const float* x, int n, int begin, int end, int row, const Rows& 
   const int groups = rows.padded / rows.group;
   const size_t first = (size_t)(row / 16) * groups * 16 + row % 16;
   const I sign = i_set(0x7fffffff);
+  uint8_t* values = row_block(rows, row / 16);
   for (int g = begin / rows.group; g * rows.group < end; ++g) {
     const int from = g * rows.group, to = from + rows.group;
     I largest = i_zero();
@@ -162,7 +164,7 @@ void prepare_a8(const float* x, int n, int begin, int end, int row, const Rows& 
       const F value = fetch(x, n, k);
       I q = nearest(value, divisor, inverse);
       q = i_max(i_set(-127), i_min(i_set(127), q));
-      i_store_i8(row_block(rows, row / 16) + grouped_place(rows, row, k), q);
+      i_store_i8(values + grouped_place(rows, row, k), q);
       sum = i_add(sum, q);
     }
     const int32_t total = i_sum(sum);

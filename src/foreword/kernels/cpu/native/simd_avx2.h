@@ -197,4 +197,3 @@ inline void f_transpose(F (&r)[16]) {
   }
 }
 inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-inline void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }

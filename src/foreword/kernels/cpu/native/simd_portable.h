@@ -236,4 +236,3 @@ inline void f_transpose(F (&r)[16]) {
     }
 }
 inline void prefetch(const void*) {}
-inline void prefetch_far(const void*) {}
