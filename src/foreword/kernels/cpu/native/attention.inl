@@ -19,66 +19,6 @@ inline F power_of_two(F x) {
   return f_of_bits(i_add(f_bits(y), i_left<23>(n)));
 }
 
-struct Lanes {  // of one partition, half-open; empty when low >= high
-  int low, high;
-};
-
-inline Lanes seen(const Attend& a, int pair, int start) {
-  const int low = a.low[pair] - start, high = a.high[pair] - start;
-  return {low < 0 ? 0 : low, high > kPartition ? kPartition : high};
-}
-
-// What pairs [from, to) see together, and whether all see the same.
-struct Span {
-  int from, to;
-  Lanes lanes;
-  bool same;
-};
-
-inline Span span_of(const Attend& a, int start) {
-  Span s = {a.count, 0, {kPartition, 0}, true};
-  for (int i = 0; i < a.count; ++i) {
-    const Lanes mine = seen(a, i, start);
-    if (mine.low >= mine.high) continue;
-    if (s.from > i) s.from = i, s.lanes = mine;
-    s.same = s.same && s.lanes.low == mine.low && s.lanes.high == mine.high;
-    s.to = i + 1;
-    if (mine.low < s.lanes.low) s.lanes.low = mine.low;
-    if (mine.high > s.lanes.high) s.lanes.high = mine.high;
-  }
-  return s;
-}
-
-// The keys and values that are read next: brought near, 16 lanes at a time, during the work before.
-struct Ahead {
-  const int64_t* slots = nullptr;
-  const uint8_t *keys, *values;
-  int lanes = 0;
-};
-
-inline Ahead ahead_of(const Attend& a, int number, int head, int highest) {
-  Ahead next;
-  if (++head == a.kv_heads) head = 0, ++number;
-  if (number >= a.end) return next;
-  next.slots = a.slots + (size_t)(number - a.begin) * kPartition;
-  next.keys = a.keys + head * a.head_bytes;
-  next.values = a.values + head * a.head_bytes;
-  const int left = highest - number * kPartition;
-  next.lanes = left < kPartition ? left : kPartition;
-  return next;
-}
-
-inline void bring(const Attend& a, const Ahead& next, int block) {
-  const int to = 16 * block + 16 < next.lanes ? 16 * block + 16 : next.lanes;
-  for (int l = 16 * block; l < to; ++l) {
-    const size_t at = next.slots[l] * a.slot_bytes;
-    for (size_t b = 0; b < a.head_bytes; b += 64) {
-      prefetch(next.keys + at + b);
-      prefetch(next.values + at + b);
-    }
-  }
-}
-
 inline F kv_load(const uint8_t* at, Kv format) {
   if (format == Kv::kBfloat16) return f_from_bf16((const uint16_t*)at);
   return format == Kv::kInt8 ? f_from_i8(at) : f_load((const float*)at);
@@ -210,6 +150,16 @@ struct Direct {  // as they lie in the pool
     return kv_fetch(base + slots[l] * a.slot_bytes, a.dim, d, a.format);
   }
 };
+struct Own {  // of a pair with nodes of its own
+  const Attend& a;
+  const int64_t* slots;
+  const uint8_t* base;
+  int pair, start;
+  F get(int l, int d) const {
+    const int64_t slot = slot_of(a, slots, pair, start, l);
+    return kv_fetch(base + slot * a.slot_bytes, a.dim, d, a.format);
+  }
+};
 
 // M pairs with the same visible lanes, D vectors of dimensions.
 template <int M, int D, class Source>
@@ -247,6 +197,28 @@ inline void value_rows(const Attend& a, const Source& source, Lanes lanes, const
   for (; d < a.padded_dim; d += 16) value_tile<M, 1>(source, lanes, d, weights, parts);
 }
 
+inline void score_lanes(const Attend& a, const float* const* queries, int count, int first,
+                        int last, const float* keys, float* scores) {
+  int v = first;
+  for (; v + 4 <= last; v += 4) score_pairs<4>(a, queries, count, keys + 16 * v, scores + 16 * v);
+  for (; v + 2 <= last; v += 2) score_pairs<2>(a, queries, count, keys + 16 * v, scores + 16 * v);
+  for (; v < last; ++v) score_pairs<1>(a, queries, count, keys + 16 * v, scores + 16 * v);
+}
+
+// Scores of nodes, kPartition at a time; `room`: [count][kPartition].
+inline void score_nodes(const Attend& a, const float* const* queries, const Span& span, int start,
+                        const uint8_t* base, float* keys, float* room, float* scores) {
+  for (int first = 0; first < a.nodes; first += kPartition) {
+    const int left = a.nodes - first;
+    const Lanes lanes = {0, left < kPartition ? left : kPartition};
+    const int vectors = (lanes.high + 15) / 16;
+    for (int v = 0; v < vectors; ++v)
+      gather_keys(a, a.node_slots + first, base, lanes, 16 * v, keys);
+    score_lanes(a, queries, span.to - span.from, 0, vectors, keys, room);
+    spread(a, span, start, first, room, scores);
+  }
+}
+
 // One partition of one KV head, for pairs `span` of it.
 inline void attend_part(const Attend& a, int number, int head, const Span& span,
                         const Ahead& next) {
@@ -258,29 +230,29 @@ inline void attend_part(const Attend& a, int number, int head, const Span& span,
   float* keys = (float*)a.scratch;
   float* values = keys + kPartition * a.padded_dim;
   float* scores = values + kPartition * a.padded_dim;
-  const int first = span.lanes.low / 16, last = (span.lanes.high + 15) / 16;
+  const int common = common_lanes(a, start);
+  const bool own = common < span.lanes.high;
+  const Lanes lanes = {span.lanes.low, own ? common : span.lanes.high};
+  const int first = lanes.low / 16, last = (lanes.high + 15) / 16;
   for (int v = first; v < last; ++v) {
-    gather_keys(a, slots, base, span.lanes, 16 * v, keys);
+    gather_keys(a, slots, base, lanes, 16 * v, keys);
     bring(a, next, v);
   }
   for (int v = 0; v < kPartition / 16; ++v)
     if (v < first || v >= last) bring(a, next, v);
-  int v = first;
-  for (; v + 4 <= last; v += 4) score_pairs<4>(a, queries, count, keys + 16 * v, scores + 16 * v);
-  for (; v + 2 <= last; v += 2) score_pairs<2>(a, queries, count, keys + 16 * v, scores + 16 * v);
-  for (; v < last; ++v) score_pairs<1>(a, queries, count, keys + 16 * v, scores + 16 * v);
+  score_lanes(a, queries, count, first, last, keys, scores);
+  if (own)
+    score_nodes(a, queries, span, start, base, keys, scores + (size_t)a.count * kPartition, scores);
 
   const bool direct = count <= kMost;
-  if (!direct) gather_values(a, slots, value, span.lanes, values);
+  if (!direct && !own) gather_values(a, slots, value, lanes, values);
   const Packed packed = {values, a.padded_dim};
   const Direct loose = {a, slots, value};
   for (int i = 0; i < count;) {
     float* parts[kMost];
     const Lanes mine = seen(a, span.from + i, start);
     int same = 0;
-    while (same < kMost && i + same < count) {
-      const Lanes theirs = seen(a, span.from + i + same, start);
-      if (theirs.low != mine.low || theirs.high != mine.high) break;
+    while (same < kMost && i + same < count && alike(a, span.from + i, span.from + i + same, start)) {
       parts[same] = a.parts[head * a.count + span.from + i + same] +
                     (size_t)number * part_floats(a.padded_dim);
       ++same;
@@ -294,15 +266,20 @@ inline void attend_part(const Attend& a, int number, int head, const Span& span,
     float* weights = scores + i * kPartition;
     for (int m = 0; m < same; ++m) soften(mine, weights + m * kPartition, parts[m], a.padded_dim);
     constexpr int kThree = kMost >= 3 ? 3 : 1;
-    if (same == 1)
-      direct ? value_rows<1>(a, loose, mine, weights, parts)
-             : value_rows<1>(a, packed, mine, weights, parts);
-    else if (same == 3)
-      direct ? value_rows<kThree>(a, loose, mine, weights, parts)
-             : value_rows<kThree>(a, packed, mine, weights, parts);
+    auto weigh = [&](const auto& source) {
+      if (same == 1)
+        value_rows<1>(a, source, mine, weights, parts);
+      else if (same == 3)
+        value_rows<kThree>(a, source, mine, weights, parts);
+      else
+        value_rows<kMost>(a, source, mine, weights, parts);
+    };
+    if (own)
+      weigh(Own{a, slots, value, span.from + i, start});
+    else if (direct)
+      weigh(loose);
     else
-      direct ? value_rows<kMost>(a, loose, mine, weights, parts)
-             : value_rows<kMost>(a, packed, mine, weights, parts);
+      weigh(packed);
     i += same;
   }
 }
@@ -310,6 +287,7 @@ inline void attend_part(const Attend& a, int number, int head, const Span& span,
 void vector_attend(const Attend& a) {
   int highest = 0;
   for (int i = 0; i < a.count; ++i) highest = a.high[i] > highest ? a.high[i] : highest;
+  bring_first(a, highest);
   for (int number = a.begin; number < a.end; ++number) {
     const Span span = span_of(a, number * kPartition);
     if (span.from >= span.to) continue;

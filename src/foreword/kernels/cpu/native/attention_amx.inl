@@ -4,132 +4,13 @@
 // are the rows of a tile as they lie in the pool. An element of a tile product depends on its own
 // row and column only, so how many pairs share the tiles changes no bit.
 
-struct TilePool {  // one call's operands in tile layout
-  int chunks;         // of 32 dimensions
-  bool few;           // at most 8 pairs: both halves of the queries in one tile
-  uint16_t* queries;  // [kv_heads][tiles of 16 pairs][chunks][high, low][16 dim pairs][16][2]
-                      // few: [kv_heads][chunks][16 dim pairs][8 high, 8 low][2]
-  uint16_t* keys;     // [kPartition / 16][chunks][16 lanes][32 dims], where they are copied
-  uint16_t* values;   // [kPartition / 32][2 chunks][16 lane pairs][16][2]
-  uint16_t* weights;  // [tiles of 8 pairs][kPartition / 32][8 high, 8 low][32 lanes]
-  float* scores;      // [pairs padded to 16][kPartition]
-  float* tiles;       // [4][16][16]
-  float* key_scales;    // [kPartition] of a score
-  float* value_scales;  // [kPartition], int8 only
-};
-
-inline TilePool tile_pool(const Attend& a) {
-  TilePool t;
-  t.chunks = (a.dim + 31) / 32;
-  t.few = a.count <= 8;
-  const size_t pairs = (size_t)(a.count + 15) / 16 * 16;
-  uint16_t* at = (uint16_t*)a.scratch;
-  t.tiles = (float*)at, at += 2048;
-  t.key_scales = (float*)at, at += 2 * kPartition;
-  t.value_scales = (float*)at, at += 2 * kPartition;
-  t.queries = at, at += (size_t)a.kv_heads * pairs * t.chunks * 64;
-  t.keys = at, at += (size_t)kPartition * t.chunks * 32;
-  t.values = at, at += (size_t)kPartition * t.chunks * 32;
-  t.weights = at, at += pairs * kPartition * 2;
-  t.scores = (float*)at;
-  return t;
-}
-
-inline F high_part(F v) { return f_of_bits(i_and(f_bits(v), i_set((int)0xffff0000))); }
-inline __m512i pack_two(F first, F second) {
-  return (__m512i)_mm512_cvtne2ps_pbh(second, first);
-}
-
-// 32 dimensions of a query, split.
-inline void split_query(const float* q, int left, F& high, F& low) {
-  float part[32] = {0};
-  if (left < 32) memcpy(part, q, sizeof(float) * left), q = part;
-  const F x = f_load(q), y = f_load(q + 16), x_high = high_part(x), y_high = high_part(y);
-  high = f_of_bits(pack_two(x_high, y_high));
-  low = f_of_bits(pack_two(f_sub(x, x_high), f_sub(y, y_high)));
-}
-
-inline void pack_queries(const Attend& a, const TilePool& t) {
-  float* to = (float*)t.queries;
-  const int tile = t.few ? 8 : 16;
-  for (int head = 0; head < a.kv_heads; ++head)
-    for (int first = 0; first < a.count; first += tile)
-      for (int c = 0; c < t.chunks; ++c) {
-        F high[16], low[16];
-        for (int i = 0; i < 16; ++i) high[i] = low[i] = f_zero();
-        for (int i = 0; i < tile && first + i < a.count; ++i)
-          split_query(a.queries[head * a.count + first + i] + 32 * c, a.dim - 32 * c, high[i],
-                      low[i]);
-        for (int i = 0; i < 8 && t.few; ++i) high[8 + i] = low[i];
-        f_transpose(high);
-        for (int i = 0; i < 16; ++i, to += 16) f_store(to, high[i]);
-        if (t.few) continue;
-        f_transpose(low);
-        for (int i = 0; i < 16; ++i, to += 16) f_store(to, low[i]);
-      }
-}
-
-// 32 numbers of a head as bfloat16; those of `mask`, zeros elsewhere.
-inline __m512i fetch_pairs(const uint8_t* head, int k, __mmask32 mask, Kv format) {
-  if (format == Kv::kBfloat16) return _mm512_maskz_loadu_epi16(mask, head + 2 * k);
-  const __m256i q = _mm256_maskz_loadu_epi8(mask, head + k);
-  const __m512i low = _mm512_cvtepi8_epi32(_mm256_castsi256_si128(q));
-  const __m512i high = _mm512_cvtepi8_epi32(_mm256_extracti128_si256(q, 1));
-  return pack_two(_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(high));
-}
-
-inline __mmask32 chunk_mask(int dim, int c) {
-  const int left = dim - 32 * c;
-  return left >= 32 ? ~0u : (1u << left) - 1;
-}
-
-// Scales of 32 lanes, zero where they are not seen.
-inline void fetch_scales(const Attend& a, const TilePool& t, const int64_t* slots,
-                         const uint8_t* base, const uint8_t* value, Lanes lanes, int l) {
-  for (int i = l; i < l + 32; ++i) {
-    float key = 0.0f, other = 0.0f;
-    if (i >= lanes.low && i < lanes.high) {
-      const size_t at = slots[i] * a.slot_bytes + a.dim;
-      memcpy(&key, base + at, 4);
-      memcpy(&other, value + at, 4);
-    }
-    t.key_scales[i] = key * (a.scale * kLog2E);
-    t.value_scales[i] = other;
-  }
-}
-
-struct KeyBlock {  // 16 lanes as tile rows
-  const uint16_t* rows;
-  size_t stride, step;  // bytes from row to row, numbers from chunk to chunk
-};
-
-// As they lie when their slots follow one another and all are seen, else a copy with zeros.
-inline KeyBlock key_block(const Attend& a, const TilePool& t, const int64_t* slots,
-                          const uint8_t* base, Lanes lanes, int l) {
-  bool together = lanes.low <= l && l + 16 <= lanes.high && a.dim % 32 == 0 &&
-                  a.format == Kv::kBfloat16;
-  for (int i = 1; i < 16 && together; ++i) together = slots[l + i] == slots[l] + i;
-  if (together)
-    return {(const uint16_t*)(base + slots[l] * a.slot_bytes), a.slot_bytes, 32};
-  uint16_t* to = t.keys + (size_t)l * t.chunks * 32;
-  for (int i = 0; i < 16; ++i) {
-    const bool visible = l + i >= lanes.low && l + i < lanes.high;
-    const uint8_t* row = visible ? base + slots[l + i] * a.slot_bytes : nullptr;
-    for (int c = 0; c < t.chunks; ++c)
-      _mm512_store_si512(to + (c * 16 + i) * 32,
-                         visible ? fetch_pairs(row, 32 * c, chunk_mask(a.dim, c), a.format)
-                                 : _mm512_setzero_si512());
-  }
-  return {to, 64, 512};
-}
-
 // Scores of 32 lanes for a tile of 16 pairs: sums with the high halves, then with the low ones.
 inline void tile_scores(const TilePool& t, const KeyBlock& x, const KeyBlock& y,
                         const uint16_t* queries, const float* scales, float* scores) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  _tile_loadd(0, t.zeros, 64);
+  _tile_loadd(1, t.zeros, 64);
+  _tile_loadd(2, t.zeros, 64);
+  _tile_loadd(3, t.zeros, 64);
   for (int c = 0; c < t.chunks; ++c, queries += 1024) {
     _tile_loadd(4, x.rows + c * x.step, x.stride);
     _tile_loadd(6, queries, 64);
@@ -169,8 +50,8 @@ inline F four_rows(const float* tile, int r) {
 // The same for at most 8 pairs, 4 at a time.
 inline void few_products(const TilePool& t, const KeyBlock& x, const KeyBlock& y,
                          const uint16_t* queries) {
-  _tile_zero(0);
-  _tile_zero(1);
+  _tile_loadd(0, t.zeros, 64);
+  _tile_loadd(1, t.zeros, 64);
   for (int c = 0; c < t.chunks; ++c, queries += 512) {
     _tile_loadd(6, queries, 64);
     _tile_loadd(4, x.rows + c * x.step, x.stride);
@@ -252,56 +133,13 @@ inline void tile_weights(const TilePool& t, Lanes mine, int begin, int end, int 
   part[padded_dim + 1] = f_sum(total);
 }
 
-inline void put_values(uint16_t* tile, __m512i even, __m512i odd) {
-  _mm512_store_si512(tile, _mm512_unpacklo_epi16(even, odd));
-  _mm512_store_si512(tile + 512, _mm512_unpackhi_epi16(even, odd));
-}
-
-// 32 lanes of values as pairs of rows, zeros outside `lanes`: tile 2 c holds dimensions 0-3, 8-11,
-// 16-19, 24-27 of chunk c, tile 2 c + 1 the others. Whether a number is not finite.
-inline bool pack_values(const Attend& a, const TilePool& t, const int64_t* slots,
-                        const uint8_t* base, Lanes lanes, int l) {
-  const __m512i exponent = _mm512_set1_epi16(0x7f80);
-  __mmask32 strange = 0;
-  uint16_t* tile = t.values + (size_t)l * t.chunks * 32;
-  for (int i = 0; i < 16; ++i, l += 2, tile += 32) {
-    const bool first = l >= lanes.low && l < lanes.high;
-    const bool second = l + 1 >= lanes.low && l + 1 < lanes.high;
-    const uint8_t* even = base + (first ? slots[l] * a.slot_bytes : 0);
-    const uint8_t* odd = base + (second ? slots[l + 1] * a.slot_bytes : 0);
-    for (int c = 0; c < t.chunks; ++c) {
-      const __mmask32 mask = chunk_mask(a.dim, c);
-      const __m512i x = fetch_pairs(even, 32 * c, first ? mask : 0, a.format);
-      const __m512i y = fetch_pairs(odd, 32 * c, second ? mask : 0, a.format);
-      strange |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
-      strange |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(y, exponent), exponent);
-      put_values(tile + 1024 * c, x, y);
-    }
-  }
-  return strange != 0;
-}
-
-// The same for 32 lanes that everyone sees, of heads of whole chunks.
-inline void pack_whole_values(const Attend& a, const TilePool& t, const int64_t* slots,
-                              const uint8_t* base, int l) {
-  const int chunks = t.chunks;
-  uint16_t* tile = t.values + (size_t)l * chunks * 32;
-  for (int i = 0; i < 16; ++i, l += 2, tile += 32) {
-    const uint8_t* even = base + slots[l] * a.slot_bytes;
-    const uint8_t* odd = base + slots[l + 1] * a.slot_bytes;
-    for (int c = 0; c < chunks; ++c)
-      put_values(tile + c * 1024, fetch_pairs(even, 32 * c, ~0u, a.format),
-                 fetch_pairs(odd, 32 * c, ~0u, a.format));
-  }
-}
-
 // Weighted values of 8 pairs, for one chunk of dimensions or two: [chunk][two tiles] in t.tiles.
 inline void tile_values(const TilePool& t, const uint16_t* weights, Lanes lanes, int c, bool both) {
-  _tile_zero(0);
-  _tile_zero(1);
+  _tile_loadd(0, t.zeros, 64);
+  _tile_loadd(1, t.zeros, 64);
   if (both) {
-    _tile_zero(2);
-    _tile_zero(3);
+    _tile_loadd(2, t.zeros, 64);
+    _tile_loadd(3, t.zeros, 64);
   }
   for (int b = lanes.low / 32; b * 32 < lanes.high; ++b) {
     const uint16_t* v = t.values + ((size_t)b * t.chunks + c) * 1024;
@@ -353,6 +191,51 @@ inline void weigh_values(const Attend& a, const TilePool& t, int begin, int end,
   }
 }
 
+// Scores of 32 keys for all pairs in `span`.
+inline void block_scores(const Attend& a, const TilePool& t, const Span& span, const KeyBlock& x,
+                         const KeyBlock& y, const uint16_t* queries, const float* scales,
+                         float* scores) {
+  if (t.few) return few_scores(t, a.count, scales, scores);  // after few_products
+  for (int i = span.from / 16; i * 16 < span.to; ++i)
+    tile_scores(t, x, y, queries + (size_t)i * t.chunks * 1024, scales,
+                scores + (size_t)i * 16 * kPartition);
+}
+
+// Scores of nodes, to the lanes of those who see them.
+inline void tile_nodes(const Attend& a, const TilePool& t, const Span& span, int start,
+                       const uint8_t* base, const uint16_t* queries) {
+  for (int first = 0; first < a.nodes; first += kPartition) {
+    const int64_t* slots = a.node_slots + first;
+    const int left = a.nodes - first;
+    const Lanes lanes = {0, left < kPartition ? left : kPartition};
+    for (int l = 0; l < lanes.high; l += 32) {
+      const KeyBlock x = key_block(a, t, slots, base, lanes, l);
+      const KeyBlock y = key_block(a, t, slots, base, lanes, l + 16);
+      if (a.format == Kv::kInt8)
+        fetch_scales(a, slots, base, lanes, l, a.scale * kLog2E, t.node_key_scales);
+      asm volatile("" ::: "memory");
+      if (t.few) few_products(t, x, y, queries);
+      block_scores(a, t, span, x, y, queries, t.node_key_scales + l, t.node_scores + l);
+    }
+    const size_t at = (size_t)span.from * kPartition;
+    spread(a, span, start, first, t.node_scores + at, t.scores + at);
+  }
+}
+
+inline void weigh_scores(const Attend& a, const TilePool& t, Lanes mine, int begin, int end, int pair,
+                         float* part) {
+  const float* scores = t.scores + (size_t)pair * kPartition;
+  const bool full = mine.high - mine.low == kPartition, scaled = a.format == Kv::kInt8;
+  if (full && scaled)
+    tile_weights<true, true>(t, mine, begin, end, pair, scores, part, a.padded_dim);
+  else if (full)
+    tile_weights<true, false>(t, mine, begin, end, pair, scores, part, a.padded_dim);
+  else if (scaled)
+    tile_weights<false, true>(t, mine, begin, end, pair, scores, part, a.padded_dim);
+  else
+    tile_weights<false, false>(t, mine, begin, end, pair, scores, part, a.padded_dim);
+}
+
 inline void tile_part(const Attend& a, const TilePool& t, int number, int head, const Span& span,
                       const Ahead& next) {
   const int start = number * kPartition;
@@ -362,28 +245,31 @@ inline void tile_part(const Attend& a, const TilePool& t, int number, int head, 
   const size_t tiles = (a.count + 15) / 16, offset = (size_t)number * part_floats(a.padded_dim);
   const uint16_t* queries = t.queries + head * t.chunks * (t.few ? 512 : tiles * 1024);
   const int begin = span.lanes.low / 32, end = (span.lanes.high + 31) / 32;
+  const int common = common_lanes(a, start);
+  const bool own = common < span.lanes.high;
+  const int whole = own ? common / 32 : end;  // blocks before this one are the same for all pairs
+  const Lanes lanes = {span.lanes.low, own ? common : span.lanes.high};
   bool strange = false;
   for (int b = 0; b < kPartition / 32; ++b) {
     bring(a, next, 2 * b);
     bring(a, next, 2 * b + 1);
-    if (b < begin || b >= end) continue;
     const int l = 32 * b;
-    const KeyBlock x = key_block(a, t, slots, base, span.lanes, l);
-    const KeyBlock y = key_block(a, t, slots, base, span.lanes, l + 16);
-    if (a.format == Kv::kInt8) fetch_scales(a, t, slots, base, value, span.lanes, l);
+    if (b < begin || l >= lanes.high) continue;
+    const KeyBlock x = key_block(a, t, slots, base, lanes, l);
+    const KeyBlock y = key_block(a, t, slots, base, lanes, l + 16);
+    if (a.format == Kv::kInt8) {
+      fetch_scales(a, slots, base, lanes, l, a.scale * kLog2E, t.key_scales);
+      fetch_scales(a, slots, value, lanes, l, 1.0f, t.value_scales);
+    }
     asm volatile("" ::: "memory");
-    if (t.few) few_products(t, x, y, queries);
-    if (span.same && span.lanes.low <= l && l + 32 <= span.lanes.high && a.dim % 32 == 0)
+    if (t.few) few_products(t, x, y, queries);  // which the values do not wait for
+    if (b < whole && span.same && lanes.low <= l && l + 32 <= lanes.high && a.dim % 32 == 0)
       pack_whole_values(a, t, slots, value, l);
-    else
-      strange |= pack_values(a, t, slots, value, span.lanes, l);
-    if (t.few)
-      few_scores(t, a.count, t.key_scales + l, t.scores + l);
-    else
-      for (int i = span.from / 16; i * 16 < span.to; ++i)
-        tile_scores(t, x, y, queries + (size_t)i * t.chunks * 1024, t.key_scales + l,
-                    t.scores + (size_t)i * 16 * kPartition + l);
+    else if (b < whole)
+      strange |= pack_values(a, t, slots, value, lanes, l);
+    block_scores(a, t, span, x, y, queries, t.key_scales + l, t.scores + l);
   }
+  if (own) tile_nodes(a, t, span, start, base, queries);
   // Tops first: the long way to each of them overlaps with the others'.
   for (int i = span.from; i < span.to; ++i) {
     const Lanes mine = seen(a, i, start);
@@ -395,31 +281,28 @@ inline void tile_part(const Attend& a, const TilePool& t, int number, int head, 
   }
   for (int i = span.from; i < span.to; ++i) {
     const Lanes mine = seen(a, i, start);
-    const float* scores = t.scores + (size_t)i * kPartition;
-    float* part = parts[i] + offset;
-    const bool full = mine.high - mine.low == kPartition;
-    if (full && a.format == Kv::kInt8)
-      tile_weights<true, true>(t, mine, begin, end, i, scores, part, a.padded_dim);
-    else if (full)
-      tile_weights<true, false>(t, mine, begin, end, i, scores, part, a.padded_dim);
-    else if (mine.low < mine.high && a.format == Kv::kInt8)
-      tile_weights<false, true>(t, mine, begin, end, i, scores, part, a.padded_dim);
-    else if (mine.low < mine.high)
-      tile_weights<false, false>(t, mine, begin, end, i, scores, part, a.padded_dim);
+    if (own && a.format == Kv::kInt8)
+      for (int l = common; l < mine.high; ++l)
+        memcpy(t.value_scales + l,
+               value + slot_of(a, slots, i, start, l) * a.slot_bytes + a.dim, 4);
+    if (mine.low < mine.high) weigh_scores(a, t, mine, begin, end, i, parts[i] + offset);
   }
   asm volatile("" ::: "memory");
   const bool apart = strange && !span.same;  // zero times that would not be zero
   for (int i = span.from; i < span.to;) {
     int to = (i / 8 + 1) * 8 < span.to ? (i / 8 + 1) * 8 : span.to;
-    Lanes lanes = span.lanes;
-    if (apart) {
-      to = i + 1;
-      lanes = seen(a, i, start);
-      for (int l = lanes.low / 32 * 32; l < lanes.high; l += 32)
-        pack_values(a, t, slots, value, lanes, l);
+    Lanes mine = span.lanes;
+    if (apart || own) {  // with values of their own, which follow those of all
+      const int last = to;
+      for (to = i + 1; to < last && alike(a, i, to, start);) ++to;
+      mine = seen(a, i, start);
+      int64_t line[kPartition];
+      for (int l = mine.low; l < mine.high; ++l) line[l] = slot_of(a, slots, i, start, l);
+      for (int b = apart || mine.low / 32 > whole ? mine.low / 32 : whole; 32 * b < mine.high; ++b)
+        pack_values(a, t, line, value, mine, 32 * b);
       asm volatile("" ::: "memory");
     }
-    if (lanes.low < lanes.high) weigh_values(a, t, i, to, lanes, parts, number);
+    if (mine.low < mine.high) weigh_values(a, t, i, to, mine, parts, number);
     i = to;
   }
 }
@@ -430,7 +313,10 @@ void amx_attend(const Attend& a) {
   for (int i = 0; i < a.count; ++i) highest = a.high[i] > highest ? a.high[i] : highest;
   configure(16, 64, 16);
   pack_queries(a, t);
-  for (int l = 0; l < kPartition; ++l) t.key_scales[l] = a.scale * kLog2E;
+  memset(t.zeros, 0, 1024);
+  for (int l = 0; l < kPartition; ++l)
+    t.key_scales[l] = t.node_key_scales[l] = a.scale * kLog2E;
+  bring_first(a, highest);
   for (int number = a.begin; number < a.end; ++number) {
     const Span span = span_of(a, number * kPartition);
     if (span.from >= span.to) continue;

@@ -2,10 +2,12 @@
 #include "math.inl"
 #include "floats.inl"
 #include "grouped.inl"
+#include "attention_lanes.inl"
 #include "attention.inl"
 #if defined(FOREWORD_UNIT_AMX)
 #include "amx.inl"
 #include "amx_grouped.inl"
+#include "attention_tiles.inl"
 #include "attention_amx.inl"
 #endif
 

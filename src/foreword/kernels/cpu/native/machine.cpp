@@ -60,7 +60,7 @@ class Trial {
     for (int row = 0; row < rows; ++row) {
       for (int k = 0; k < linear.inputs; ++k)
         line[k] = static_cast<float>((row * 31 + k * 17) % 255 - 127) / 127;
-      ops.prepare(line.data(), linear.inputs, row, made_);
+      ops.prepare(line.data(), linear.inputs, 0, linear.padded, row, made_);
     }
   }
 

@@ -111,11 +111,11 @@ inline uint8_t* row_block(const Rows& rows, int block) {
   return rows.values + block * row_block_bytes(rows.kind, rows.padded);
 }
 
-void prepare_floats(const float* x, int n, int row, const Rows& rows) {
+void prepare_floats(const float* x, int n, int from, int to, int row, const Rows& rows) {
   const bool wide = rows.kind == Activation::kFloat32;
   const int per_chunk = wide ? 16 : 32;
-  uint8_t* place = row_block(rows, row / 16) + row % 16 * 64;
-  for (int k = 0; k < rows.padded; k += per_chunk, place += 1024) {
+  uint8_t* place = row_block(rows, row / 16) + from / per_chunk * 1024 + row % 16 * 64;
+  for (int k = from; k < to; k += per_chunk, place += 1024) {
     if (wide) {
       f_store((float*)place, fetch(x, n, k));
     } else {
@@ -125,9 +125,10 @@ void prepare_floats(const float* x, int n, int row, const Rows& rows) {
   }
 }
 
-// Where value k of a row lies, in the values of its row block.
+// Where value k of a row lies, in the values of its row block. A block is 16, 32 or 64 values.
 inline size_t grouped_place(const Rows& rows, int row, int k) {
-  return ((size_t)(k / rows.block) * 16 + row % 16) * rows.block + k % rows.block;
+  const int within = k & (rows.block - 1);
+  return (size_t)(k - within) * 16 + (size_t)(row % 16) * rows.block + within;
 }
 
 // value / divisor, rounded to integers. The product with the inverse is within 127 * 2^-22 of the
@@ -143,11 +144,12 @@ inline I nearest(F value, F divisor, F inverse) {
 
 // Scale amax / 127; integers to nearest even. A row with a NaN or an infinity keeps it in its
 // scale.
-void prepare_a8(const float* x, int n, int row, const Rows& rows) {
+void prepare_a8(const float* x, int n, int begin, int end, int row, const Rows& rows) {
   const int groups = rows.padded / rows.group;
   const size_t first = (size_t)(row / 16) * groups * 16 + row % 16;
   const I sign = i_set(0x7fffffff);
-  for (int g = 0; g < groups; ++g) {
+  uint8_t* values = row_block(rows, row / 16);
+  for (int g = begin / rows.group; g * rows.group < end; ++g) {
     const int from = g * rows.group, to = from + rows.group;
     I largest = i_zero();
     for (int k = from; k < to; k += 16)
@@ -163,7 +165,7 @@ void prepare_a8(const float* x, int n, int row, const Rows& rows) {
       const F value = fetch(x, n, k);
       I q = nearest(value, divisor, inverse);
       q = i_max(i_set(-127), i_min(i_set(127), q));
-      i_store_i8(row_block(rows, row / 16) + grouped_place(rows, row, k), q);
+      i_store_i8(values + grouped_place(rows, row, k), q);
       sum = i_add(sum, q);
     }
     const int32_t total = i_sum(sum);
@@ -190,10 +192,10 @@ inline void put_a16(F rounded, int row, int k, const Rows& rows) {
 #endif
 }
 
-void prepare_a16(const float* x, int n, int row, const Rows& rows) {
+void prepare_a16(const float* x, int n, int begin, int end, int row, const Rows& rows) {
   const int groups = rows.padded / rows.group;
   const size_t first = (size_t)(row / 16) * groups * 16 + row % 16;
-  for (int g = 0; g < groups; ++g) {
+  for (int g = begin / rows.group; g * rows.group < end; ++g) {
     F sum = f_zero();
     for (int k = g * rows.group; k < (g + 1) * rows.group; k += 16) {
       const F rounded = round_bf16(fetch(x, n, k));
@@ -204,8 +206,8 @@ void prepare_a16(const float* x, int n, int row, const Rows& rows) {
   }
 }
 
-void prepare(const float* x, int n, int row, const Rows& rows) {
-  if (rows.kind == Activation::kA8) return prepare_a8(x, n, row, rows);
-  if (rows.kind == Activation::kA16) return prepare_a16(x, n, row, rows);
-  prepare_floats(x, n, row, rows);
+void prepare(const float* x, int n, int from, int to, int row, const Rows& rows) {
+  if (rows.kind == Activation::kA8) return prepare_a8(x, n, from, to, row, rows);
+  if (rows.kind == Activation::kA16) return prepare_a16(x, n, from, to, row, rows);
+  prepare_floats(x, n, from, to, row, rows);
 }

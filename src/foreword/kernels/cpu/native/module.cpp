@@ -221,7 +221,7 @@ void product(const Weight& weight, const std::string& isa, Pool& pool, int rows,
     for (int row = 0; row < rows; ++row) {
       std::memcpy(line, at<float>(x) + static_cast<size_t>(row) * linear.inputs,
                   sizeof(float) * linear.inputs);
-      ops.prepare(line, linear.inputs, row, made);
+      ops.prepare(line, linear.inputs, 0, linear.padded, row, made);
     }
     ops.product(linear, made, 0, panels_of(linear), reinterpret_cast<float*>(out), linear.outputs,
                 false, place);

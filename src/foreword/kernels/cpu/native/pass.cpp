@@ -12,11 +12,12 @@
 #endif
 
 #include "float_state.h"
+#include "inputs.h"
 #include "schedule.h"
 
 namespace foreword {
 
-constexpr size_t kPage = 4096, kHugePage = 2 << 20;
+constexpr size_t kHugePage = 2 << 20;
 
 Arena::~Arena() { ::operator delete[](data_, std::align_val_t(kHugePage)); }
 
@@ -48,75 +49,9 @@ size_t product_scratch(int padded, int groups) {
 
 namespace {
 
-constexpr int kFewRows = 16;  // so few are normed by every thread for itself
+constexpr int kFewRows = 4;  // so few are normed by every thread for itself
+constexpr int kPanels = 4;    // side by side in products
 constexpr int kLayerPhases = 10, kEndPhases = 3;  // calls of `share` and its like
-
-// The input of some products in every layout they want.
-class Inputs {
- public:
-  Inputs() = default;
-
-  // Bytes needed by `rows` rows; the same products are passed to `make`.
-  static size_t bytes(std::initializer_list<const Linear*> linears, int rows) {
-    size_t total = 0;
-    for (const Linear* linear : linears) {
-      const size_t blocks = static_cast<size_t>(rows + 15) / 16 * 16;
-      const size_t groups = is_grouped(linear->activation) ? groups_of(*linear) : 0;
-      total += blocks / kRowBlock * row_block_bytes(linear->activation, linear->padded) +
-               blocks * groups * 12 + 2 * kPage;
-    }
-    return total;
-  }
-
-  void make(std::initializer_list<const Linear*> linears, int rows, uint8_t* memory) {
-    count_ = 0;
-    int place = 0;
-    for (const Linear* linear : linears) {
-      int known = 0;
-      while (known < count_ && !same(rows_[known], *linear)) ++known;
-      if (known == count_) memory = add(*linear, rows, memory);
-      which_[place++] = known;
-    }
-  }
-
-  const Rows& of(int product) const { return rows_[which_[product]]; }
-
-  void fill(const Ops& ops, const float* x, int n, int row) const {
-    for (int i = 0; i < count_; ++i) ops.prepare(x, n, row, rows_[i]);
-  }
-
- private:
-  static bool same(const Rows& rows, const Linear& linear) {
-    return rows.kind == linear.activation && rows.padded == linear.padded &&
-           (!is_grouped(rows.kind) || (rows.group == linear.group && rows.block == linear.block));
-  }
-
-  uint8_t* add(const Linear& linear, int rows, uint8_t* memory) {
-    auto take = [&memory](size_t bytes) {
-      uint8_t* found = memory;
-      memory += (bytes + 63) / 64 * 64;
-      return found;
-    };
-    memory += (kPage - reinterpret_cast<uintptr_t>(memory) % kPage) % kPage;
-    const size_t blocks = static_cast<size_t>(rows + 15) / 16 * 16;
-    const size_t groups = is_grouped(linear.activation) ? groups_of(linear) : 0;
-    Rows& made = rows_[count_++];
-    made.kind = linear.activation;
-    made.rows = rows;
-    made.padded = linear.padded;
-    made.group = linear.group;
-    made.block = linear.block;
-    made.values = take(blocks / kRowBlock * row_block_bytes(linear.activation, linear.padded));
-    made.scales = reinterpret_cast<float*>(take(blocks * groups * 4));
-    made.sums = reinterpret_cast<float*>(take(blocks * groups * 4));
-    made.isums = reinterpret_cast<int32_t*>(take(blocks * groups * 4));
-    return memory;
-  }
-
-  int count_ = 0;
-  Rows rows_[3];
-  int which_[3];
-};
 
 class Runner {
  public:
@@ -147,9 +82,10 @@ class Runner {
     qkv_stride_ = round_up(queries_, 16) + 2 * round_up(cached_width_, 16);
     context_stride_ = round_up(queries_, 16);
     inner_stride_ = round_up(m.intermediate, 16);
-    few_ = rows <= kFewRows;
+    const int line = m.heads + 2 * m.kv_heads, rounds = (line + pool_.size() - 1) / pool_.size();
+    whole_heads_ = m.dim % kPanel == 0 && (rounds * pool_.size() - line) * 8 <= line;
 
-    size_t inputs = 0, few_inputs = 0, scratch = 0;
+    size_t inputs = 0, few_inputs = 0, inner_inputs = 0, scratch = 0;
     auto consider = [&](std::initializer_list<const Linear*> linears, int count) {
       inputs = std::max(inputs, Inputs::bytes(linears, count));
       few_inputs = std::max(few_inputs, Inputs::bytes(linears, std::min(count, kFewRows)));
@@ -165,6 +101,7 @@ class Runner {
       if (l.gate) {
         consider({l.gate, l.up}, rows);
         consider({l.down}, rows);
+        inner_inputs = std::max(inner_inputs, Inputs::bytes({l.down}, rows));
       }
     }
     consider({m.head}, std::max(rows, batch_.wanted));
@@ -175,7 +112,8 @@ class Runner {
     const size_t floats = static_cast<size_t>(rows) * (hidden_stride_ + qkv_stride_ +
                                                        context_stride_ + 2 * inner_stride_);
     const size_t member = widest * 4 + scratch + few_inputs + 3 * kPage;
-    arena.reset(floats * 4 + inputs + pool_.size() * member + attention_.partial_bytes() + 8 * kPage);
+    arena.reset(floats * 4 + inputs + inner_inputs + pool_.size() * member +
+                attention_.partial_bytes() + 9 * kPage);
     auto take = [&](int stride) {
       return static_cast<float*>(arena.take(static_cast<size_t>(rows) * stride * 4));
     };
@@ -185,6 +123,7 @@ class Runner {
     gate_ = take(inner_stride_);
     up_ = take(inner_stride_);
     shared_inputs_ = static_cast<uint8_t*>(arena.take(inputs));
+    inner_inputs_ = static_cast<uint8_t*>(arena.take(inner_inputs));
     attention_.use(static_cast<float*>(arena.take(attention_.partial_bytes())));
     members_.resize(pool_.size());
     for (Member& member : members_) {
@@ -208,20 +147,21 @@ class Runner {
   }
 
   // As share, for panels of weights: each thread walks through a stretch of its own, so that what
-  // it asks for from memory ahead of time is its own, and helps the others in the end.
+  // it asks for from memory ahead of time is its own, and helps the others in the end. Pieces
+  // start at multiples of `unit` panels.
   template <class Work>
-  void share_panels(Member& me, int count, const Work& work) {
-    const int threads = pool_.size(), phase = me.phase++;
-    const int step = std::min(64, std::max(4, count / (threads * 6) / 4 * 4));
+  void share_panels(Member& me, int count, int unit, const Work& work) {
+    const int threads = pool_.size(), phase = me.phase++, units = (count + unit - 1) / unit;
+    const int most = std::max(1, 64 / unit);
+    const int step = std::min(most, std::max(1, units / (threads * 6)));
     for (int turn = 0; turn < threads; ++turn) {
       const int owner = (me.thread + turn) % threads;
-      const int first = count * owner / threads / 4 * 4;
-      const int last = owner + 1 == threads ? count : count * (owner + 1) / threads / 4 * 4;
+      const int first = units * owner / threads, last = units * (owner + 1) / threads;
       Ticket& ticket = ranges_[phase * threads + owner];
       while (true) {
         const int begin = first + ticket.next.fetch_add(step, std::memory_order_relaxed);
         if (begin >= last) break;
-        work(begin, std::min(begin + step, last));
+        work(begin * unit, std::min(std::min(begin + step, last) * unit, count));
       }
     }
   }
@@ -251,7 +191,7 @@ class Runner {
       for (int row = 0; row < rows; ++row) inputs.fill(ops_, line(row), n, row);
       return;
     }
-    share(me, rows, rows > 64 ? 4 : 1, [&](int begin, int end) {
+    share(me, rows, std::min(8, std::max(1, rows / (4 * pool_.size()))), [&](int begin, int end) {
       for (int row = begin; row < end; ++row) inputs.fill(ops_, line(row), n, row);
     });
     pool_.barrier();
@@ -259,11 +199,11 @@ class Runner {
 
   void layer(Member& me, size_t index) {
     const Layer& l = model_.layers[index];
-    if (l.query) attend(me, l, index);
+    if (l.query) attention(me, l, index);
     if (l.gate) mlp(me, l);
   }
 
-  void attend(Member& me, const Layer& l, size_t index) {
+  void attention(Member& me, const Layer& l, size_t index) {
     const Model& m = model_;
     const int rows = batch_.rows;
     Inputs inputs;
@@ -271,20 +211,13 @@ class Runner {
       ops_.norm(hidden_ + row * hidden_stride_, l.attention_norm, m.hidden, m.eps, me.line);
       return me.line;
     });
-    const Linear* parts[3] = {l.query, l.key, l.value};
-    products(me, inputs, parts, 3, qkv_, qkv_stride_);
+    project(me, inputs, l, index);
     pool_.barrier();
-    positions(me, l, index);
-    pool_.barrier();
-    attention_.run(me.phase, tickets_, ops_, m, batch_, index, qkv_, qkv_stride_, context_,
-                   context_stride_, me.scratch);
-    pool_.barrier();
-    prepare(me, inputs, {l.output}, rows, queries_, [&](int row) {
-      float* line = context_ + row * context_stride_;
-      if (!attention_.split()) return line;
-      attention_.join(ops_, m, row, l.window, me.line);
-      return me.line;
-    });
+    if (!whole_heads_) {
+      positions(me, l, index);
+      pool_.barrier();
+    }
+    attend(me, inputs, l, index);
     product(me, *l.output, inputs.of(0), hidden_, hidden_stride_, true);
     pool_.barrier();
   }
@@ -297,76 +230,109 @@ class Runner {
       ops_.norm(hidden_ + row * hidden_stride_, l.mlp_norm, m.hidden, m.eps, me.line);
       return me.line;
     });
+    Inputs inner;
+    inner.make({l.down}, rows, inner_inputs_);
+    const int unit = inner.parts(kPanels * kPanel) ? kPanels : inner.unit() / kPanel;
     const int panels = panels_of(*l.gate);
-    share_panels(me, panels, [&](int begin, int end) {
+    const bool ready = panels >= 4 * pool_.size() * unit;
+    share_panels(me, panels, ready ? unit : kPanels, [&](int begin, int end) {
       ops_.product(*l.gate, inputs.of(0), begin, end, gate_, inner_stride_, false, me.scratch);
       ops_.product(*l.up, inputs.of(1), begin, end, up_, inner_stride_, false, me.scratch);
       for (int row = 0; row < rows; ++row) {
         const size_t at = static_cast<size_t>(row) * inner_stride_ + begin * kPanel;
         ops_.gate(gate_ + at, up_ + at, (end - begin) * kPanel);
+        if (ready)
+          inner.fill(ops_, gate_ + at - begin * kPanel, m.intermediate, begin * kPanel,
+                     end * kPanel, row);
       }
     });
     pool_.barrier();
-    prepare(me, inputs, {l.down}, rows, m.intermediate,
-            [&](int row) { return gate_ + static_cast<size_t>(row) * inner_stride_; });
-    product(me, *l.down, inputs.of(0), hidden_, hidden_stride_, true);
+    if (!ready)
+      prepare(me, inner, {l.down}, rows, m.intermediate,
+              [&](int row) { return gate_ + static_cast<size_t>(row) * inner_stride_; });
+    product(me, *l.down, inner.of(0), hidden_, hidden_stride_, true);
     pool_.barrier();
   }
 
   void product(Member& me, const Linear& linear, const Rows& rows, float* out, size_t stride,
                bool add) {
-    const int panels = panels_of(linear);
-    share_panels(me, panels, [&](int begin, int end) {
+    share_panels(me, panels_of(linear), kPanels, [&](int begin, int end) {
       ops_.product(linear, rows, begin, end, out, stride, add, me.scratch);
     });
   }
 
-  // Several products side by side; each one's columns start at a multiple of 16.
-  void products(Member& me, const Inputs& inputs, const Linear* const* linears, int count,
-                float* out, size_t stride) {
+  // Queries, keys and values, side by side, each in columns from a multiple of 16 on. Where heads
+  // are whole panels whoever computes a head also gives it its position.
+  void project(Member& me, const Inputs& inputs, const Layer& l, size_t index) {
+    const Linear* linears[3] = {l.query, l.key, l.value};
     int total = 0;
-    for (int i = 0; i < count; ++i) total += panels_of(*linears[i]);
-    share_panels(me, total, [&](int begin, int end) {
+    for (const Linear* linear : linears) total += panels_of(*linear);
+    const int head = model_.dim / kPanel;
+    share_panels(me, total, whole_heads_ ? head : kPanels, [&](int begin, int end) {
       int first = 0;
-      for (int i = 0; i < count; ++i) {
+      for (int i = 0; i < 3; ++i) {
         const int panels = panels_of(*linears[i]);
         const int from = std::max(begin - first, 0), to = std::min(end - first, panels);
         if (from < to)
-          ops_.product(*linears[i], inputs.of(i), from, to, out + first * kPanel, stride, false,
-                       me.scratch);
+          ops_.product(*linears[i], inputs.of(i), from, to, qkv_ + first * kPanel, qkv_stride_,
+                       false, me.scratch);
         first += panels;
       }
+      for (int row = 0; row < batch_.rows && whole_heads_; ++row)
+        for (int at = begin / head; at < end / head; ++at) position(me, l, index, row, at);
+    });
+  }
+
+  // Attention, and the input of the product after it.
+  void attend(Member& me, Inputs& inputs, const Layer& l, size_t index) {
+    const Model& m = model_;
+    inputs.make({l.output}, batch_.rows, shared_inputs_);
+    const int together = m.heads / m.kv_heads * m.dim;
+    const bool ready = !attention_.split() && inputs.parts(together);
+    attention_.run(me.phase, tickets_, ops_, m, batch_, index, qkv_, qkv_stride_, context_,
+                   context_stride_, me.scratch, [&](int row, int from, int to) {
+                     if (ready)
+                       inputs.fill(ops_, context_ + row * context_stride_, queries_, from, to, row);
+                   });
+    pool_.barrier();
+    if (ready) return;
+    prepare(me, inputs, {l.output}, batch_.rows, queries_, [&](int row) {
+      float* line = context_ + row * context_stride_;
+      if (!attention_.split()) return line;
+      attention_.join(ops_, m, row, l.window, me.line);
+      return me.line;
     });
   }
 
   // Norm of heads, rotary, and K and V into the pool.
   void positions(Member& me, const Layer& l, size_t index) {
+    const int heads = model_.heads + 2 * model_.kv_heads;
+    share(me, batch_.rows * heads, std::max(1, heads / 2), [&](int begin, int end) {
+      for (int item = begin; item < end; ++item)
+        position(me, l, index, item / heads, item % heads);
+    });
+  }
+
+  // `head`: of the queries, then of the keys, then of the values.
+  void position(Member& me, const Layer& l, size_t index, int row, int head) {
     const Model& m = model_;
-    const int heads = m.heads + 2 * m.kv_heads;
     const int keys_at = round_up(queries_, 16), values_at = keys_at + round_up(cached_width_, 16);
     const size_t head_bytes = kv_head_bytes(m.kv_format, m.dim);
-    share(me, batch_.rows * heads, std::max(1, heads / 2), [&](int begin, int end) {
-      for (int item = begin; item < end; ++item) {
-        const int row = item / heads, head = item % heads;
-        float* line = qkv_ + static_cast<size_t>(row) * qkv_stride_;
-        const size_t angle = static_cast<size_t>(batch_.positions[row]) * (m.dim / 2);
-        const size_t slot = static_cast<size_t>(batch_.slots[row]) * m.kv_heads;
-        if (head < m.heads) {
-          turn(me, line + head * m.dim, l.query_norm, angle);
-        } else if (head < m.heads + m.kv_heads) {
-          const int number = head - m.heads;
-          float* key = line + keys_at + number * m.dim;
-          turn(me, key, l.key_norm, angle);
-          ops_.store_kv(key, batch_.keys[index] + (slot + number) * head_bytes, m.dim,
-                        m.kv_format);
-        } else {
-          const int number = head - m.heads - m.kv_heads;
-          ops_.store_kv(line + values_at + number * m.dim,
-                        batch_.values[index] + (slot + number) * head_bytes, m.dim,
-                        m.kv_format);
-        }
-      }
-    });
+    float* line = qkv_ + static_cast<size_t>(row) * qkv_stride_;
+    const size_t angle = static_cast<size_t>(batch_.positions[row]) * (m.dim / 2);
+    const size_t slot = static_cast<size_t>(batch_.slots[row]) * m.kv_heads;
+    if (head < m.heads) {
+      turn(me, line + head * m.dim, l.query_norm, angle);
+    } else if (head < m.heads + m.kv_heads) {
+      const int number = head - m.heads;
+      float* key = line + keys_at + number * m.dim;
+      turn(me, key, l.key_norm, angle);
+      ops_.store_kv(key, batch_.keys[index] + (slot + number) * head_bytes, m.dim, m.kv_format);
+    } else {
+      const int number = head - m.heads - m.kv_heads;
+      ops_.store_kv(line + values_at + number * m.dim,
+                    batch_.values[index] + (slot + number) * head_bytes, m.dim, m.kv_format);
+    }
   }
 
   void turn(Member& me, float* head, const float* norm, size_t angle) {
@@ -398,9 +364,9 @@ class Runner {
   std::vector<Member> members_;
   std::vector<Ticket> tickets_, ranges_;  // [phase], [phase][thread]
   int queries_, cached_width_, hidden_stride_, qkv_stride_, context_stride_, inner_stride_;
-  bool few_;
+  bool whole_heads_;  // a head is computed by one thread
   float *hidden_, *qkv_, *context_, *gate_, *up_;
-  uint8_t* shared_inputs_;
+  uint8_t *shared_inputs_, *inner_inputs_;
 };
 
 }  // namespace

@@ -95,8 +95,14 @@ static inline size_t kv_head_bytes(Kv format, int dim) {
   return format == Kv::kInt8 ? dim + 4 : (size_t)dim * (format == Kv::kBfloat16 ? 2 : 4);
 }
 
+// So many columns of a row are prepared at once, or a multiple.
+static inline int columns_together(const Rows& rows) {
+  return is_grouped(rows.kind) ? (rows.group > rows.block ? rows.group : rows.block) : 32;
+}
+
 // Some (row, head) pairs and the partitions of keys they read. Pairs of one KV head lie together:
-// `count` for each of `kv_heads` heads that follow one another in the pool.
+// `count` for each of `kv_heads` heads that follow one another in the pool. Positions below `own`
+// mean the same keys to all pairs; what is at position own + i of a pair is node paths[pair][i].
 struct Attend {
   int kv_heads, count;
   int dim, padded_dim;  // padded to 16
@@ -110,6 +116,9 @@ struct Attend {
   const uint8_t* keys;   // of slot 0 and the first KV head
   const uint8_t* values;
   size_t slot_bytes, head_bytes;
+  int own, nodes;
+  const int64_t* node_slots;     // [nodes]
+  const int32_t* const* paths;   // [count], if there are nodes
   float* const* parts;  // [kv_heads][count] where partition 0 of the pair goes, if it had one
   uint8_t* scratch;     // aligned to 64 bytes
 };
@@ -117,11 +126,12 @@ struct Attend {
 // A pair's result for one partition, in floats: weighted values, top score, total of the weights.
 static inline int part_floats(int padded_dim) { return padded_dim + 16; }
 
-// Keys and values as float32 at most, scores, and 8 KiB for tiles; per pair queries and weights.
+// Keys and values as float32 at most, scores, and 8 KiB for tiles; per pair queries, weights, and
+// scores of nodes.
 static inline size_t attend_scratch(int padded_dim, int count) {
   return 16384 + sizeof(float) * kPartition * 2 * (size_t)(padded_dim + 16) +
-         8 * kPartition +
-         (size_t)(count + 16) * (8 * kPartition + 4 * (size_t)(padded_dim + 16));
+         16 * kPartition +
+         (size_t)(count + 16) * (12 * kPartition + 4 * (size_t)(padded_dim + 16));
 }
 
 // Kernels of one instruction set.
@@ -129,8 +139,9 @@ struct Ops {
   const char* name;
   // out = x * rsqrt(mean(x^2) + eps) * weight; n values, x and out readable up to 16.
   void (*norm)(const float* x, const float* weight, int n, float eps, float* out);
-  // Puts row `row` into its place in the layout.
-  void (*prepare)(const float* x, int n, int row, const Rows& rows);
+  // Puts columns [from, to) of row `row` into their place in the layout: multiples of
+  // `columns_together`, or the end.
+  void (*prepare)(const float* x, int n, int from, int to, int row, const Rows& rows);
   // Panels [begin, end) for all rows; out[row * stride + column], added to what is there if `add`.
   void (*product)(const Linear& linear, const Rows& rows, int begin, int end, float* out,
                   size_t stride, bool add, uint8_t* scratch);

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kPairs = 96;               // (row, head) pairs that share loaded keys
 constexpr int kFewPairs = 16;            // so few of a KV head go with those of the other heads
+constexpr int kManyPairs = 24;           // of a thread: so many need no partitions of others
 constexpr size_t kSplitBytes = 4 << 20;  // partitions are shared out below this
 
 int first_partition(int position, int window) {
@@ -16,6 +17,42 @@ int first_partition(int position, int window) {
 }
 
 }  // namespace
+
+// A segment's work, in keys times rows.
+double Attention::cost(const Segment& segment) const {
+  double keys = 0;
+  for (int row = 0; row < segment.rows; ++row) keys += row_position_[segment.first + row] + 1;
+  return keys;
+}
+
+// Whether every thread finds enough to do when rows and heads alone are shared out.
+bool Attention::plenty(const Model& model, const Batch& batch, int threads) const {
+  double most = 0, total = 0;  // most: of a segment that stays in one piece
+  for (const Segment& segment : batch.segments) {
+    const double mine = cost(segment);
+    total += mine;
+    if (segment.rows * (model.heads / model.kv_heads) <= kFewPairs) most = std::max(most, mine);
+  }
+  return batch.rows * model.heads >= kManyPairs * threads && most * 2 * threads <= total;
+}
+
+// Cuts rows of all heads, one head's after the other's, into pieces of at most `block` rows, so
+// many that threads get the same.
+void Attention::cut(const Model& model, int number, const Segment& segment, int block, int threads,
+                    int parts) {
+  const int line = segment.rows * model.kv_heads, share = threads * block;
+  const int pieces = (line + share - 1) / share * threads;
+  for (int piece = 0; piece < pieces; ++piece) {
+    const int end = static_cast<int>(static_cast<int64_t>(line) * (piece + 1) / pieces);
+    int from = static_cast<int>(static_cast<int64_t>(line) * piece / pieces);
+    while (from < end) {
+      const int head = from / segment.rows, begin = from % segment.rows;
+      const int rows = std::min(end - from, segment.rows - begin);
+      items_.push_back({number, begin, begin + rows, head, head + 1, 0, parts});
+      from += rows;
+    }
+  }
+}
 
 void Attention::plan(const Model& model, const Batch& batch, int threads) {
   heads_ = model.heads;
@@ -33,38 +70,45 @@ void Attention::plan(const Model& model, const Batch& batch, int threads) {
     longest_ = std::max(longest_, parts);
     units += static_cast<size_t>(heads_) * parts;
   }
-  split_ = units * unit_ * 4 <= kSplitBytes;
+  split_ = units * unit_ * 4 <= kSplitBytes && !plenty(model, batch, threads);
   partials_ = split_ ? units * unit_ * 4 : 0;
 
   const int block = std::max(1, kPairs / group);
   most_ = std::max({kPairs, group, std::min(kFewPairs, block * group) * model.kv_heads});
-  scratch_ = attend_scratch(padded_dim_, most_) + static_cast<size_t>(most_) * 24 + 1024;
+  scratch_ = attend_scratch(padded_dim_, most_) + static_cast<size_t>(most_) * 32 + 1024;
   if (!split_) scratch_ += static_cast<size_t>(most_) * longest_ * unit_ * 4;
+  double total = 0;
+  for (const Segment& segment : batch.segments) total += cost(segment);
   for (size_t s = 0; s < batch.segments.size(); ++s) {
     const Segment& segment = batch.segments[s];
-    Path path{true, 0, 0, {}};
+    Path path{true, 0, {}};
     for (int row = 0; row < segment.rows; ++row) {
       path.chain = path.chain && segment.parents[row] == row - 1;
       path.depth = std::max(path.depth, row_position_[segment.first + row] - segment.cached + 1);
     }
     if (!path.chain) {
-      path.slots.assign(static_cast<size_t>(segment.rows) * path.depth, 0);
+      path.nodes.assign(static_cast<size_t>(segment.rows) * path.depth, 0);
       for (int row = 0; row < segment.rows; ++row) {
-        int64_t* mine = path.slots.data() + static_cast<size_t>(row) * path.depth;
+        int32_t* mine = path.nodes.data() + static_cast<size_t>(row) * path.depth;
         const int depth = row_position_[segment.first + row] - segment.cached;
         if (segment.parents[row] >= 0)
-          std::copy_n(path.slots.data() + static_cast<size_t>(segment.parents[row]) * path.depth,
+          std::copy_n(path.nodes.data() + static_cast<size_t>(segment.parents[row]) * path.depth,
                       depth, mine);
-        mine[depth] = segment.slots[segment.cached + row];
+        mine[depth] = row;
       }
     }
     paths_.push_back(std::move(path));
     Path& kept = paths_.back();
     const int parts = (segment.cached + kept.depth - 1) / kPartition + 1;
-    kept.shared = kept.chain ? parts : segment.cached / kPartition;
     // Few rows: all heads of a partition at once, so that memory is read in one line.
     const bool few = segment.rows * group <= kFewPairs;
     const int heads = few ? model.kv_heads : 1;
+    if (!split_ && !few) {
+      const double part = cost(segment) / total;
+      cut(model, static_cast<int>(s), segment, block,
+          std::max(1, static_cast<int>(std::ceil(threads * part))), parts);
+      continue;
+    }
     const int whole = (segment.rows + block - 1) / block * (model.kv_heads / heads) *
                       static_cast<int>(batch.segments.size());
     const int pieces = split_ ? std::min(parts, std::max(1, 4 * threads / std::max(1, whole))) : 1;
@@ -75,7 +119,15 @@ void Attention::plan(const Model& model, const Batch& batch, int threads) {
           items_.push_back({static_cast<int>(s), begin, std::min(begin + block, segment.rows), head,
                             head + heads, first, std::min(first + step, parts)});
   }
-  std::reverse(items_.begin(), items_.end());  // later rows see more: the long ones first
+  std::reverse(items_.begin(), items_.end());  // later rows see more
+  if (split_) return;
+  auto size = [&](const Item& item) {
+    const int last = batch.segments[item.segment].first + item.end - 1;
+    return static_cast<int64_t>(item.end - item.begin) * (item.kv_end - item.kv_head) *
+           (row_position_[last] + 1);
+  };
+  std::stable_sort(items_.begin(), items_.end(),
+                   [&](const Item& x, const Item& y) { return size(x) > size(y); });
 }
 
 struct Attention::Work {
@@ -87,6 +139,7 @@ struct Attention::Work {
   Attend call;            // what all calls share
   const float** queries;  // [most]
   int *low, *high;        // [most]
+  const int32_t** paths;  // [most]
   float** parts;          // [most]
   float* kept;            // [most][longest] partitions, unless split
   float* context;
@@ -95,7 +148,8 @@ struct Attention::Work {
 
 void Attention::run(int& phase, std::vector<Ticket>& tickets, const Ops& ops, const Model& model,
                     const Batch& batch, size_t layer, const float* qkv, size_t qkv_stride,
-                    float* context, size_t context_stride, uint8_t* scratch) const {
+                    float* context, size_t context_stride, uint8_t* scratch,
+                    const Done& done) const {
   Ticket& ticket = tickets[phase++];
   auto take = [&scratch](size_t bytes) {
     uint8_t* found = scratch;
@@ -104,10 +158,11 @@ void Attention::run(int& phase, std::vector<Ticket>& tickets, const Ops& ops, co
   };
   const size_t most = most_, head_bytes = kv_head_bytes(model.kv_format, model.dim);
   Work work{model, ops, qkv, qkv_stride, model.layers[layer].window, model.heads / model.kv_heads,
-            {}, nullptr, nullptr, nullptr, nullptr, nullptr, context, context_stride};
+            {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, context, context_stride};
   work.call.scratch = take(attend_scratch(padded_dim_, most_));
   work.queries = reinterpret_cast<const float**>(take(most * sizeof(float*)));
   work.parts = reinterpret_cast<float**>(take(most * sizeof(float*)));
+  work.paths = reinterpret_cast<const int32_t**>(take(most * sizeof(int32_t*)));
   work.low = reinterpret_cast<int*>(take(most * sizeof(int)));
   work.high = reinterpret_cast<int*>(take(most * sizeof(int)));
   if (!split_) work.kept = reinterpret_cast<float*>(take(most * longest_ * unit_ * sizeof(float)));
@@ -119,7 +174,7 @@ void Attention::run(int& phase, std::vector<Ticket>& tickets, const Ops& ops, co
   call.head_bytes = head_bytes;
   call.slot_bytes = head_bytes * model.kv_heads;
   call.queries = work.queries, call.parts = work.parts;
-  call.low = work.low, call.high = work.high;
+  call.low = work.low, call.high = work.high, call.paths = work.paths;
   while (true) {
     const int next = ticket.next.fetch_add(1, std::memory_order_relaxed);
     if (next >= static_cast<int>(items_.size())) return;
@@ -128,46 +183,28 @@ void Attention::run(int& phase, std::vector<Ticket>& tickets, const Ops& ops, co
     call.keys = batch.keys[layer] + item.kv_head * head_bytes;
     call.values = batch.values[layer] + item.kv_head * head_bytes;
     attend(work, item, segment);
-    if (!split_) finish(work, item, segment);
+    if (!split_) finish(work, item, segment, done);
   }
 }
 
-// Partitions that all rows share go together; those with lanes of a row's own, row by row.
 void Attention::attend(Work& work, const Item& item, const Segment& segment) const {
   const Path& path = paths_[item.segment];
-  const int together = std::min(item.last, path.shared);
-  if (item.first < together)
-    call(work, item, segment, {item.begin, item.end, item.first, together},
-         segment.slots + static_cast<size_t>(item.first) * kPartition);
-  std::vector<int64_t> room;
-  const int first = std::max(item.first, path.shared), start = first * kPartition;
-  for (int row = item.begin; row < item.end && first < item.last; ++row) {
-    const int position = row_position_[segment.first + row];
-    const int last = std::min(item.last, position / kPartition + 1);
-    if (first >= last) continue;
-    room.assign(static_cast<size_t>(last - first) * kPartition, 0);
-    const int64_t* own = path.slots.data() + static_cast<size_t>(row) * path.depth;
-    const int end = std::min(position + 1, last * kPartition);
-    for (int content = start; content < end; ++content)
-      room[content - start] =
-          content < segment.cached ? segment.slots[content] : own[content - segment.cached];
-    call(work, item, segment, {row, row + 1, first, last}, room.data());
-  }
-}
-
-void Attention::call(Work& work, const Item& item, const Segment& segment, const Part& part,
-                     const int64_t* slots) const {
   Attend& call = work.call;
   call.kv_heads = item.kv_end - item.kv_head;
-  call.count = (part.end - part.begin) * work.group;
-  call.begin = part.first, call.end = part.last;
-  call.slots = slots;
-  for (int row = part.begin; row < part.end; ++row) {
+  call.count = (item.end - item.begin) * work.group;
+  call.begin = item.first, call.end = item.last;
+  call.slots = segment.slots + static_cast<size_t>(item.first) * kPartition;
+  call.own = segment.cached;
+  call.nodes = path.chain ? 0 : item.end;  // later rows are nobody's ancestors here
+  call.node_slots = segment.slots + segment.cached;
+  for (int row = item.begin; row < item.end; ++row) {
     const int at = segment.first + row, position = row_position_[at];
     for (int h = 0; h < work.group; ++h) {
-      const int pair = (row - part.begin) * work.group + h;
+      const int pair = (row - item.begin) * work.group + h;
       work.low[pair] = work.window ? std::max(0, position - work.window + 1) : 0;
       work.high[pair] = position + 1;
+      work.paths[pair] =
+          path.chain ? nullptr : path.nodes.data() + static_cast<size_t>(row) * path.depth;
       for (int kv = 0; kv < call.kv_heads; ++kv) {
         const int head = (item.kv_head + kv) * work.group + h, place = kv * call.count + pair;
         work.queries[place] =
@@ -189,14 +226,17 @@ float* Attention::parts(const Work& work, const Item& item, const Segment& segme
   return work.kept + static_cast<size_t>(pair) * longest_ * unit_;
 }
 
-void Attention::finish(Work& work, const Item& item, const Segment& segment) const {
-  for (int row = item.begin; row < item.end; ++row)
-    for (int head = item.kv_head * work.group; head < item.kv_end * work.group; ++head) {
-      const int at = segment.first + row;
+void Attention::finish(const Work& work, const Item& item, const Segment& segment,
+                       const Done& done) const {
+  const int first = item.kv_head * work.group, last = item.kv_end * work.group;
+  for (int row = item.begin; row < item.end; ++row) {
+    const int at = segment.first + row;
+    float* line = work.context + at * work.context_stride;
+    for (int head = first; head < last; ++head)
       join_pair(work.ops, parts(work, item, segment, row, head), row_position_[at], work.window,
-                work.context + at * work.context_stride + static_cast<size_t>(head) * work.model.dim,
-                work.model.dim);
-    }
+                line + static_cast<size_t>(head) * work.model.dim, work.model.dim);
+    done(at, first * work.model.dim, last * work.model.dim);
+  }
 }
 
 void Attention::join_pair(const Ops& ops, const float* parts, int position, int window, float* out,

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "pass.h"
@@ -23,10 +24,13 @@ class Attention {
   // Whether a row's partitions may be shared out, to be merged by `join`.
   bool split() const { return split_; }
 
+  // Called when columns [from, to) of a row of `context` are complete.
+  using Done = std::function<void(int row, int from, int to)>;
+
   // This thread's share of a layer. With split() off, `context` is complete afterwards.
   void run(int& phase, std::vector<Ticket>& tickets, const Ops& ops, const Model& model,
            const Batch& batch, size_t layer, const float* qkv, size_t qkv_stride, float* context,
-           size_t context_stride, uint8_t* scratch) const;
+           size_t context_stride, uint8_t* scratch, const Done& done) const;
 
   // Merges a row's partitions: [heads * dim] floats.
   void join(const Ops& ops, const Model& model, int row, int window, float* out) const;
@@ -35,24 +39,21 @@ class Attention {
   struct Path {  // one segment
     bool chain;
     int depth;                   // of the deepest row, plus one
-    int shared;                  // partitions whose lanes are the same for all rows
-    std::vector<int64_t> slots;  // [rows][depth]: own slots of the ancestors and the row itself
+    std::vector<int32_t> nodes;  // [rows][depth]: the row's own ancestors and itself
   };
   struct Item {  // rows, KV heads and partitions, half-open
     int segment, begin, end, kv_head, kv_end, first, last;
   };
   struct Work;
 
-  struct Part {  // rows and partitions of an item, half-open
-    int begin, end, first, last;
-  };
-
+  double cost(const Segment& segment) const;
+  bool plenty(const Model& model, const Batch& batch, int threads) const;
+  void cut(const Model& model, int number, const Segment& segment, int block, int threads,
+           int parts);
   void attend(Work& work, const Item& item, const Segment& segment) const;
-  void call(Work& work, const Item& item, const Segment& segment, const Part& part,
-            const int64_t* slots) const;
   float* parts(const Work& work, const Item& item, const Segment& segment, int row,
                int head) const;
-  void finish(Work& work, const Item& item, const Segment& segment) const;
+  void finish(const Work& work, const Item& item, const Segment& segment, const Done& done) const;
   void join_pair(const Ops& ops, const float* parts, int position, int window, float* out,
                  int dim) const;
 
