@@ -81,7 +81,11 @@ def test_json_has_the_table_and_the_pieces(cli, tiny_path):
 def test_a_composite_shows_its_sources_and_the_time_of_its_own(cli, tiny_path):
     ran = cli("generate", tiny_path, *COMMON, "--explain", "--drafter", "hierarchy")
     rows = table_of(ran.err)
-    assert {"hierarchy", "ngram", "lookahead", "target"} >= set(rows) >= {"hierarchy", "ngram", "target"}
+    assert (
+        {"hierarchy", "ngram", "lookahead", "target"}
+        >= set(rows)
+        >= {"hierarchy", "ngram", "target"}
+    )
     assert rows["hierarchy"]["drafted"] == "0"
     assert int(rows["ngram"]["calls"]) > 0
 
