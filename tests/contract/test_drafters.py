@@ -28,6 +28,7 @@ from drafting import (
     copy_of,
     new_sequence,
     plain,
+    rows_of,
     step,
     tape_store,
 )
@@ -37,7 +38,14 @@ from foreword.draft import scripted
 from foreword.draft._context import DraftContext
 from foreword.sample import sampler
 from foreword.tree import best_first, chain
-from foreword.types import Request, SamplingParams, SourceClock
+from foreword.types import (
+    DraftTree,
+    Outcome,
+    Request,
+    SamplingParams,
+    SourceClock,
+    Verdict,
+)
 
 NAMES = sorted(
     module.name
@@ -197,6 +205,34 @@ def _nearly_periodic(sequence, emitted):
     if len(emitted) % 7 == 6:
         return (11 * len(emitted)) % VOCAB
     return [*sequence.request.prompt_ids, *emitted][-min(3, 1 + len(emitted))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_it_was_not_asked_about(name):
+    """A composite, or a step without a budget, may verify what others guessed, or nothing: three
+    such steps after each one of its own."""
+    sequences = ragged()
+    drafter = make(name)
+    for sequence in sequences:
+        drafter.begin(sequence)
+    for _ in range(4):
+        step(drafter, best_first.make(), sequences, easy(name), 8)
+        for size in (0, 1, 3):
+            outcomes = []
+            for sequence in sequences:
+                tokens: list[int] = []
+                while len(tokens) <= size:
+                    emitted = [*sequence.output_ids, *tokens]
+                    tokens.append(easy(name)(sequence, emitted))
+                nodes = (sequence.token_ids[-1], *tokens[:size])
+                tree = DraftTree(nodes, tuple(range(-1, size)), ("", *["other"] * size))
+                logits = rows_of(sequence, tree, easy(name))
+                sequence.token_ids.extend(tokens)
+                verdict = Verdict(tuple(tokens), tuple(range(1, size + 1)), size, False)
+                outcomes.append(Outcome(sequence, tree, verdict, logits))
+            drafter.observe(outcomes)
+    for trie in drafter.propose(sequences, [8] * 8):
+        assert_sound(trie, 8, DEPTH, VOCAB)
 
 
 @pytest.mark.parametrize("name", NAMES)

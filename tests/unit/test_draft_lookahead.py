@@ -113,6 +113,18 @@ def test_what_was_not_verified_moves_unchanged():
     assert 20 not in state.pool
 
 
+def test_a_step_without_drafts_after_a_gap_in_the_window():
+    """A composite did not ask: the empty first column ends the trunk, what is right of it moves."""
+    made, sequence = begun([5, 5, 5, 9], window=2, ngram_size=3)
+    state = made._states["a"]
+    state.columns = [[12], [30, 31]]
+    [trie] = made.propose([sequence], [30])
+    verify(made, sequence, tree_of(sequence, trie))
+    assert state.columns == [[], [31, 32]]
+    verify(made, sequence, DraftTree.root(sequence.token_ids[-1]))
+    assert state.columns == [[31, 32]]
+
+
 def test_n_grams_of_the_window_are_drafted_when_their_first_token_comes():
     made, sequence = begun([5, 5, 5, 9], window=3, ngram_size=4)
     made._keep(made._states["a"], (9, 1, 2, 3))

@@ -185,7 +185,8 @@ class LookaheadDrafter:
         moved: dict[int, list[int]] = {}
         trunk: int | None = 0
         for place, column in enumerate(state.columns):
-            trunk = None if trunk is None else children.get((trunk, column[0]))
+            # Empty: since the last step nobody asked for drafts.
+            trunk = children.get((trunk, column[0])) if column and trunk is not None else None
             if trunk is not None:
                 node, kept = _follow(children, trunk, column)
                 column = [*column[:kept], int(np.argmax(outcome.logits[node]))]
