@@ -26,7 +26,7 @@ from foreword.draft._calibration import Calibration, Trust
 from foreword.draft._context import DraftContext
 from foreword.draft._merge import Merged
 from foreword.errors import ConfigError
-from foreword.protocols import Drafter
+from foreword.protocols import Drafter, Logits, PromptReader
 from foreword.types import Outcome, Sequence, Trie
 
 needs: frozenset[str] = frozenset()
@@ -43,7 +43,7 @@ class Config:
     """sources: drafters that are asked; one that needs a draft model takes part where there is one.
     salts: salts whose calibration is remembered."""
 
-    sources: tuple[str, ...] = ("ngram",)
+    sources: tuple[str, ...] = ("suffix", "recycle")
     salts: int = 8
 
     def __post_init__(self) -> None:
@@ -105,8 +105,11 @@ class AutoDrafter:
         self._config = config
         self._context = context
         self._sources = {name: _Source(drafter) for name, drafter in context.sources.items()}
+        self._readers = [one for one in context.sources.values() if isinstance(one, PromptReader)]
         self._states: dict[str, _State] = {}
-        self._calibrations: dict[str, Calibration] = {}  # by salt, the last used at the end
+        self._calibrations = {
+            "": Calibration(context.learning)
+        }  # by salt, the last used at the end
         self._token_seconds = 0.0  # of one sequence
         self._emitted = 0.0  # tokens a sequence since the last propose
         self._proposed: float | None = None  # when that was
@@ -117,7 +120,8 @@ class AutoDrafter:
             source.drafter.begin(sequence)
 
     def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
-        self._clock_in()
+        if self._context.learning:
+            self._clock_in()
         given = [self._ask(source, sequences, budget) for source in self._asked()]
         return [
             self._merge(sequence, limit, [tries[row] for tries in given])
@@ -155,6 +159,15 @@ class AutoDrafter:
         """By salt; for plots."""
         return self._calibrations
 
+    @property
+    def prompt_rows(self) -> int:
+        """Last rows of a prompt that a source wants to read (protocols.PromptReader)."""
+        return max((reader.prompt_rows for reader in self._readers), default=0)
+
+    def read_prompt(self, sequence: Sequence, start: int, logits: Logits) -> None:
+        for reader in self._readers:
+            reader.read_prompt(sequence, start, logits)
+
     def _asked(self) -> list[_Source]:
         """The sources that take part in this step."""
         asked = []
@@ -189,7 +202,7 @@ class AutoDrafter:
         return merged.best(limit)
 
     def _calibration(self, sequence: Sequence) -> Calibration:
-        salt = sequence.request.salt
+        salt = sequence.request.salt if self._context.learning else ""
         found = self._calibrations.get(salt)
         if found is None:
             while len(self._calibrations) >= self._config.salts:
