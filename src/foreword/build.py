@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from foreword import machine
@@ -77,6 +78,7 @@ class Built:
     isa: str | None  # instruction set of the kernels, where the backend chooses one
     defaults: dict[str, float | int]  # sampling defaults in force for unset fields
     close: Callable[[], None]  # ends worker threads
+    fresh: Callable[[], Drafter]  # a drafter like the engine's that has learned nothing
 
     @property
     def backend(self) -> str:
@@ -132,6 +134,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         kv_format=kv_format(config),
         isa=getattr(model.kernels, "isa", None),
         close=closing(model, draft_model),
+        fresh=partial(assemble_drafter, drafting, drafter_config, draft_context),
         defaults=checkpoint.generation if config.generation_config == "auto" else {},
     )
 
