@@ -224,7 +224,7 @@ def llm_arguments(options: EngineOptions, seed: int | None = None) -> dict[str, 
 
 def speculative_config(options: EngineOptions) -> dict[str, Any]:
     """The mapping `LLM` takes: --speculative-config with the single options on top."""
-    config = _mapping(options.speculative_config)
+    config = mapping(options.speculative_config)
     single = {
         "method": options.drafter,
         "model": options.draft_model,
@@ -239,7 +239,8 @@ def speculative_config(options: EngineOptions) -> dict[str, Any]:
     return config | {name: value for name, value in single.items() if value is not None}
 
 
-def _mapping(text: str | None) -> dict[str, Any]:
+def mapping(text: str | None) -> dict[str, Any]:
+    """The JSON object of --speculative-config; none is an empty one."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:

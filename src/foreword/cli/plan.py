@@ -44,10 +44,10 @@ def plan(
 ) -> None:
     """Measure passes and drafting on this machine and recommend options."""
     from foreword.bench.plan import CONCURRENCIES, measure
-    from foreword.bench.texts import free_prompts
+    from foreword.bench.texts import mixed_prompts
     from foreword.llm import LLM
 
-    texts = free_prompts() if prompts is None else _read(prompts)
+    texts = mixed_prompts() if prompts is None else _read(prompts)
     arguments: dict[str, Any] = llm_arguments(replace(engine, prefix_caching=False))
     widths = [width for width in CONCURRENCIES if width <= len(texts)] or [1]
     with progress_bars(not json) as progress:
