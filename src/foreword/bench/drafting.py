@@ -23,12 +23,16 @@ def measure(llm: LLM, tokens: int, progress: Progress | None = None) -> dict[str
     drafter = llm.engine.parts.drafter
     if not isinstance(drafter, AutoDrafter):
         raise ConfigError(f"drafter {drafter.name!r} is not calibrated; use --drafter auto")
+    room = llm.built.context - tokens
+    if room < 1:
+        raise ConfigError(f"{tokens} tokens do not fit the context {llm.built.context}; lower it")
     talks = [[{"role": "user", "content": text}] for text in mixed_prompts()]
+    prompts = [llm.encode_chat(talk)[-room:] for talk in talks]
     params = SamplingParams(temperature=0.0, max_tokens=tokens)
-    for place in range(0, len(talks), 2):
+    for place in range(0, len(prompts), 2):
         if progress is not None:
-            progress("answering", place, len(talks))
-        llm.chat(talks[place : place + 2], params)
+            progress("answering", place, len(prompts))
+        llm.generate(prompts[place : place + 2], params)
     found: dict[str, Reliability] = {}
     for calibration in drafter.calibrations.values():
         found |= calibration.reliability
