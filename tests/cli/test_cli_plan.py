@@ -52,8 +52,8 @@ def test_plan_measures_both_ways_and_its_file_is_read_back(cli, prompts, tmp_pat
 def test_plan_is_not_recommended_where_it_does_not_pay():
     slow, fast = room.Speed(1.0, 1.0, 1.5), room.Speed(2.0, 2.0, 1.0)
     found = room.Plan([], 0.0, speeds={1: (fast, slow)})
-    assert found.recommended(None_llm()) == {"drafter": "none"}
-    found.speeds[4] = (slow, fast)
+    assert found.recommended(None_llm()) == {"drafter": "none", "max-num-seqs": 1}
+    found.speeds |= {4: (slow, fast), 8: (slow, fast)}
     assert found.recommended(None_llm())["drafter"] == "auto"
 
 

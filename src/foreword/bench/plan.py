@@ -3,11 +3,13 @@
 For each concurrency the prompts are run in batches of that many, plain and with drafts by turns.
 Predicted is what the engine itself expected before every pass: its calibrated chances and its cost
 curve, over all steps. Measured is what happened in the same steps. Where the two agree, the engine
-spends its rows well; where drafting does not pay, the recommendation leaves it out.
+spends its rows well; where drafting does not pay, as a mean over
+the concurrencies, the recommendation leaves it out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +22,7 @@ from foreword.types import SamplingParams
 
 CONCURRENCIES = (1, 4, 8, 16)
 WIDTHS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 64)
-WORTH = 1.02  # speed-up below which drafting is not recommended
+WORTH = 1.02  # mean speed-up below which drafting is not recommended
 
 
 @dataclass(slots=True)
@@ -49,9 +51,11 @@ class Plan:
     def recommended(self, llm: LLM) -> dict[str, object]:
         """Options by name, for --config."""
         plan = llm.built.config.speculative
-        if all(drafts.measured < WORTH * plain.measured for plain, drafts in self.speeds.values()):
-            return {"drafter": "none"}
-        best = max(self.speeds, key=lambda width: self.speeds[width][1].measured)
+        ratios = [drafts.measured / plain.measured for plain, drafts in self.speeds.values()]
+        pays = math.prod(ratios) >= WORTH ** len(ratios)  # their geometric mean
+        best = max(self.speeds, key=lambda width: self.speeds[width][pays].measured)
+        if not pays:
+            return {"drafter": "none", "max-num-seqs": best}
         options: dict[str, object] = {"drafter": plan.method, "tree": plan.tree}
         if plan.model is not None:
             options["draft-model"] = plan.model

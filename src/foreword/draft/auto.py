@@ -38,7 +38,7 @@ acceptance_floor = 4.0
 MEMORY = 0.95  # share of the past that a step leaves in a running mean
 MARGIN = 2.0  # what a source must bring of what it takes
 OUTLIER = 3.0  # times the mean that a measurement counts at most
-TRIAL = 24  # steps for which a source is asked before it is judged
+TRIAL = 10  # steps for which a source is asked before it is judged
 PAUSE, LONGEST_PAUSE = 32, 1024  # steps for which it is left alone, first and at most
 
 
@@ -88,7 +88,8 @@ class _Source:
 
     def paid(self, tokens: float) -> None:
         """The step is over and brought `tokens`."""
-        self.tokens = MEMORY * self.tokens + (1.0 - MEMORY) * tokens
+        share = max(1.0 - MEMORY, 1.0 / max(1, self.asked))
+        self.tokens += share * (tokens - self.tokens)
         self.seconds = _mean(self.seconds, self.spent)
         self.spent = 0.0
 
