@@ -14,19 +14,16 @@ the run. Last line: one JSON object.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import random
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foreword import LLM, SamplingParams
-from foreword.build import assemble, compiled_rows, make_drafter, make_store
-from foreword.config import SchedulerConfig, read_speculative_config
-from foreword.draft._context import DraftContext
+from foreword.bench.sides import Sides
 
 DATA = Path(__file__).parent / "data"
 FILES = ("spec_bench_10.jsonl", "edit.jsonl")
@@ -53,31 +50,6 @@ def prompts() -> dict[str, list[str]]:
     return found
 
 
-def door(llm: LLM, concurrency: int, speculative: dict[str, Any]) -> LLM:
-    """A door on a fresh engine over the model that `llm` has loaded."""
-    built = llm.built
-    config = replace(
-        built.config,
-        scheduler=SchedulerConfig(concurrency, built.config.scheduler.max_num_batched_tokens),
-        speculative=read_speculative_config(speculative),
-    )
-    parts = llm.engine.parts
-    plan = config.speculative
-    context = DraftContext(plan.num_speculative_tokens, parts.model.vocab_size)
-    rows = compiled_rows(parts.model)
-    if rows is not None:
-        context = replace(context, row_ops=rows)
-    drafter = make_drafter(plan.method, plan.options, context)
-    positions = concurrency * (built.context + 256)
-    engine = assemble(
-        config, parts.model, make_store(config, built.checkpoint, positions), drafter, parts.sampler
-    )
-    other = copy.copy(llm)
-    other.engine = engine
-    other.built = replace(built, engine=engine, config=config)
-    return other
-
-
 def timed(llm: LLM, batch: list[str], params: SamplingParams) -> tuple[float, list[Any]]:
     talks = [[{"role": "user", "content": text}] for text in batch]
     started = time.perf_counter()
@@ -85,17 +57,18 @@ def timed(llm: LLM, batch: list[str], params: SamplingParams) -> tuple[float, li
     return time.perf_counter() - started, [answer.outputs[0] for answer in answers]
 
 
-def pair(plain: LLM, drafting: LLM, batch: list[str], params: SamplingParams, flip: bool) -> Pair:
+def pair(llm: LLM, sides: Sides, batch: list[str], params: SamplingParams, flip: bool) -> Pair:
     runs = {}
-    for kind, llm in (("plain", plain), ("drafting", drafting))[:: -1 if flip else 1]:
-        runs[kind] = timed(llm, batch, params)
-    for one, other in zip(runs["plain"][1], runs["drafting"][1], strict=True):
+    for drafts in (True, False) if flip else (False, True):
+        with sides.run(drafts):
+            runs[drafts] = timed(llm, batch, params)
+    for one, other in zip(runs[False][1], runs[True][1], strict=True):
         if one.token_ids != other.token_ids:
             sys.exit("tokens differ from plain decoding: no figure is reported")
-    counts = [one.metrics["speculative_decoding"] for one in runs["drafting"][1]]
-    tokens = sum(len(one.token_ids) for one in runs["plain"][1])
+    counts = [one.metrics["speculative_decoding"] for one in runs[True][1]]
+    tokens = sum(len(one.token_ids) for one in runs[False][1])
     steps = sum(count["num_spec_steps"] for count in counts)
-    return Pair(runs["plain"][0], runs["drafting"][0], tokens, steps)
+    return Pair(runs[False][0], runs[True][0], tokens, steps)
 
 
 def ratio(pairs: list[Pair]) -> float:
@@ -126,7 +99,14 @@ def main() -> None:
     widths = [int(width) for width in options.concurrency.split(",")]
     speculative = json.loads(options.speculative_config)
     params = SamplingParams(temperature=options.temperature, seed=7, max_tokens=options.max_tokens)
-    llm = LLM(options.model, speculative_config={"method": "none"}, max_model_len=2048)
+    llm = LLM(
+        options.model,
+        speculative_config=speculative,
+        max_model_len=2048,
+        max_num_seqs=max(widths),
+        enable_prefix_caching=False,
+    )
+    sides = Sides(llm)
     report: dict[str, Any] = {}
     for width in widths:
         for group in groups:
@@ -134,12 +114,10 @@ def main() -> None:
             batches = [chosen[at : at + width] for at in range(0, len(chosen), width)]
             pairs: list[Pair] = []
             for turn in range(options.rounds):
-                plain = door(llm, width, {"method": "none"})
-                drafting = door(llm, width, speculative)
-                timed(plain, batches[0][:1], replace(params, max_tokens=4))
+                sides.forget()
                 for number, batch in enumerate(batches):
                     flip = (turn + number) % 2 == 1
-                    pairs.append(pair(plain, drafting, batch, params, flip))
+                    pairs.append(pair(llm, sides, batch, params, flip))
             low, high = bounds(pairs)
             tokens = sum(one.tokens for one in pairs)
             entry = {

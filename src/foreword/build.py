@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from foreword import machine
@@ -33,7 +34,7 @@ from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.open import open_checkpoint
 from foreword.model.weights.quantize import quantised
 from foreword.pace import MOST, FixedPace, MeasuredPace
-from foreword.protocols import CompiledRows, Drafter, KVStore, Model, Pace, Sampler, TreeBuilder
+from foreword.protocols import CompiledRows, Drafter, KVStore, Pace, Sampler, TreeBuilder
 from foreword.sample.compiled import CompiledSampler
 from foreword.sample.rows import NumpyRows
 from foreword.sample.sampler import GumbelSampler
@@ -79,6 +80,7 @@ class Built:
     isa: str | None  # instruction set of the kernels, where the backend chooses one
     defaults: dict[str, float | int]  # sampling defaults in force for unset fields
     close: Callable[[], None]  # ends worker threads
+    fresh: Callable[[], Drafter]  # a drafter like the engine's that has learned nothing
 
     @property
     def backend(self) -> str:
@@ -136,6 +138,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         kv_format=kv_format(config),
         isa=getattr(model.kernels, "isa", None),
         close=closing(model, draft_model),
+        fresh=partial(assemble_drafter, drafting, drafter_config, draft_context),
         defaults=checkpoint.generation if config.generation_config == "auto" else {},
     )
 
@@ -292,13 +295,14 @@ def load_model(
     return Decoder(shape, kernels, load, num_tokens, loaded)
 
 
-def _pace(config: EngineConfig, builder: TreeBuilder, model: Model, kv: KVStore) -> Pace:
+def _pace(config: EngineConfig, builder: TreeBuilder, model: Decoder, kv: KVStore) -> Pace:
     """Measured, for a builder that looks at costs and no fixed number of nodes; else the number
     given, or what fills up the last matrix tile, at least half of one."""
     fixed = config.speculative.node_budget
     if fixed is None and getattr(member("tree", builder.name), "priced", False):
         most = min(MOST, config.scheduler.max_num_batched_tokens)
-        return MeasuredPace(measure(model, kv, most), most)
+        positions = config.max_model_len or model.config.max_position
+        return MeasuredPace(measure(model, kv, most, positions), most)
 
     def fill(sequences: int) -> int:
         rows = -(-(sequences + TILE_ROWS // 2) // TILE_ROWS) * TILE_ROWS

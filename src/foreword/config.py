@@ -54,13 +54,14 @@ class CacheConfig:
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """method: a file in draft/. tree: a file in tree/. num_speculative_tokens: longest draft path.
-    node_budget: draft nodes per pass over the whole batch, None = fill the matrix tile.
+    node_budget: draft nodes per pass over the whole batch. None = as many as pay (trees that look
+    at costs), else what fills the matrix tile.
     learning: what drafters keep from one request for the next; false freezes it as it is.
     options: the drafter's own settings (its Config dataclass checks them)."""
 
-    method: str = "ngram"
+    method: str = "auto"
     model: str | None = None
-    tree: str = "best_first"
+    tree: str = "goodput"
     num_speculative_tokens: int = 15
     node_budget: int | None = None
     learning: bool = True

@@ -19,6 +19,8 @@ import time
 from collections.abc import Mapping
 from itertools import pairwise
 
+import numpy as np
+
 from foreword.model.batch import Batch, Segment
 from foreword.protocols import KVStore, Model
 
@@ -128,20 +130,24 @@ def _rising(values: list[float], weights: list[int]) -> list[float]:
     return [mean for mean, _, length in blocks for _ in range(length)]
 
 
-def measure(model: Model, kv: KVStore, most: int, seconds: float = SECONDS) -> CostCurve:
+def measure(
+    model: Model, kv: KVStore, most: int, positions: int, seconds: float = SECONDS
+) -> CostCurve:
     """Time passes of up to `most` rows on an empty store, the least of a few tries each.
 
-    The store is left as it was found. Coarse widths come first: a large model that has used up
-    `seconds` keeps what it has.
+    positions: what the model can hold; the rows that are timed all follow the same one. The store
+    is left as it was found. Coarse widths come first: a large model that has used up `seconds`
+    keeps what it has.
     """
     name = "measuring what a pass costs"
-    room = min(most + CONTEXT, kv.capacity)
+    context = min(CONTEXT, positions - 1, max(0, kv.capacity - most))
+    room = min(most + context, kv.capacity)
     kv.begin(name, [0])
     try:
         if not kv.reserve(name, room):
             raise AssertionError("the store is measured before anything else holds room in it")
-        timer = _Timer(model, kv, name, room)
-        return timer.curve(min(most, room), seconds)
+        timer = _Timer(model, kv, kv.slots(name)[:room])
+        return timer.curve(min(most, room - context), context, seconds)
     finally:
         kv.free(name)
 
@@ -149,14 +155,14 @@ def measure(model: Model, kv: KVStore, most: int, seconds: float = SECONDS) -> C
 class _Timer:
     """Passes over slots that nobody else holds."""
 
-    def __init__(self, model: Model, kv: KVStore, name: str, room: int) -> None:
-        self._model, self._kv, self._room = model, kv, room
-        self._slots = kv.slots(name)[:room]
+    def __init__(self, model: Model, kv: KVStore, slots: np.ndarray) -> None:
+        self._model, self._kv, self._slots = model, kv, slots
+        self._context = 0  # positions filled: the first slots; the rows that are timed come behind
         self._least: dict[tuple[int, int], float] = {}  # (rows, context) -> seconds
 
-    def curve(self, most: int, seconds: float) -> CostCurve:
+    def curve(self, most: int, context: int, seconds: float) -> CostCurve:
         end = time.perf_counter() + seconds
-        context = self._fill(min(CONTEXT, self._room - min(16, most)), most, end - seconds / 2)
+        context = self._context = self._fill(context, most, end - seconds / 2)
         wanted = [(rows, 0) for rows in WIDTHS if rows <= most]
         wanted[3:3] = [(1, 0), (1, context), (min(16, most), 0), (min(16, most), context)]
         for cold in (True, False, False):
@@ -187,9 +193,9 @@ class _Timer:
         return max(0.0, one / context - seen), seen
 
     def _time(self, rows: int, context: int) -> None:
-        parents = tuple(range(-1, rows - 1))
+        room = self._slots[self._context - context : self._context + rows]
         wanted = tuple(range(rows))
-        segment = Segment((0,) * rows, parents, context, self._slots[: context + rows], wanted)
+        segment = Segment((0,) * rows, (-1,) * rows, context, room, wanted)
         batch = Batch.of([segment])
         started = time.perf_counter()
         self._model.forward(batch, self._kv)

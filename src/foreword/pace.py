@@ -61,7 +61,7 @@ class MeasuredPace:
         self.overhead = 0.0  # seconds
         self._most = most
         self._used = float(LEAST)  # nodes of a step, a fading maximum
-        self._used_by_one = float(LEAST)
+        self._used_by_one = float(LEAST // 2)
         self._emitted, self._plain = 0.0, 0.0  # tokens, and those of plain steps in the same time
 
     @property
@@ -71,7 +71,7 @@ class MeasuredPace:
 
     def nodes(self, sequences: int) -> tuple[int, int]:
         total = min(self._most, max(LEAST, sequences) + int(2.0 * self._used))
-        return total, min(total, LEAST + int(2.0 * self._used_by_one))
+        return total, min(total, LEAST // 2 + int(2.0 * self._used_by_one))
 
     def budget(
         self, sequences: SequenceOf[Sequence], rows: int, total: int, per_sequence: SequenceOf[int]

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter
-from typing import Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

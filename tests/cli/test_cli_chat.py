@@ -16,7 +16,7 @@ def test_turns_answers_and_statistics(cli):
     ran = cli("chat", LONG, *SEEDED, stdin="hello\nagain\n")
     assert ran.status == 0
     assert ran.err.count("TTFT") == 2
-    for word in ("tokens/s", "acceptance length", "answers: 2; drafter ngram"):
+    for word in ("tokens/s", "acceptance length", "answers: 2; drafter auto"):
         assert word in ran.err
 
 

@@ -25,7 +25,7 @@ def test_text_on_stdout_statistics_on_stderr(cli, tiny_path):
         cli("generate", tiny_path, "--prompt", COPY, "--raw", "--seed", 1, *SHORT, "--json")
     )
     assert ran.out == stored["text"] + "\n"
-    for word in ("12 tokens", "tokens/s", "drafter ngram", "acceptance length", "receipt:"):
+    for word in ("12 tokens", "tokens/s", "drafter auto", "acceptance length", "receipt:"):
         assert word in ran.err
     assert stored["receipt"]["tokens_sha256"][:12] in ran.err
     assert " seed 1 " in ran.err

@@ -267,7 +267,7 @@ def reachable(start) -> int:
 @pytest.mark.parametrize("name", NAMES)
 def test_end_releases_everything_1000_requests(name):
     store = tape_store(400, prefix_caching=False)
-    drafter = make(name, store=store)
+    drafter = make(name, store=store, learning=False)  # what is learned: test_drafters_learning.py
     sizes = {}
     for number in range(1, 1001):
         sequence = new_sequence(f"q{number}", [1, 2, 3, 1, 2], max_tokens=40)

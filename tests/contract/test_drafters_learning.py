@@ -15,7 +15,7 @@ from test_drafters import DEPTH, NAMES, easy, make, module_of, reachable
 from drafting import VOCAB, new_sequence, plain, step, tape_store
 from foreword.tree import best_first
 
-LEARNING = ("recycle", "suffix")  # of one salt, from one request for the next
+LEARNING = ("auto", "recycle", "suffix")  # of one salt, from one request for the next
 NAMES = [name for name in NAMES if name not in ("none", "scripted")]
 
 

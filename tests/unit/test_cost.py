@@ -67,7 +67,7 @@ def test_a_machine_that_slows_down_slows_all_widths():
 def test_measuring_leaves_the_store_as_it_was():
     model, store = TapeModel(), tape_store(400)
     free = store.num_free_tokens
-    curve = measure(model, store, most=48, seconds=0.05)
+    curve = measure(model, store, most=48, positions=500, seconds=0.05)
     store.check()
     assert store.num_free_tokens == free
     assert {1, 16} <= set(model.num_rows)
@@ -77,5 +77,5 @@ def test_measuring_leaves_the_store_as_it_was():
 
 def test_a_small_store_is_measured_as_far_as_it_goes():
     model, store = TapeModel(), tape_store(12)
-    measure(model, store, most=48, seconds=0.05)
+    measure(model, store, most=48, positions=500, seconds=0.05)
     assert max(model.num_rows) <= 12

@@ -1,4 +1,4 @@
-"""`foreword bench kernels | decode | perplexity`: tables, then one JSON object on the last line."""
+"""`foreword bench kernels | decode | drafting | perplexity`: tables, then one JSON object."""
 
 from __future__ import annotations
 
@@ -84,6 +84,48 @@ def decode(
     from foreword.bench.decode import measure
 
     _run(measure, model, machine, repeat, json)
+
+
+def drafting(
+    machine: MachineOptions,
+    model: Model = DEFAULT_MODEL,
+    tokens: Annotated[
+        int, typer.Option("--tokens", parser=whole_number, metavar="N", help="Of each answer.")
+    ] = 96,
+    speculative_config: Annotated[
+        str | None, typer.Option("--speculative-config", metavar="JSON", help="Of drafter auto.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """How far the chances that drafter auto gives its guesses can be relied on, by source."""
+    from foreword.bench.drafting import measure, plot
+    from foreword.cli.options import mapping
+    from foreword.llm import LLM
+
+    options = {"method": "auto", **mapping(speculative_config)}
+    with progress_bars(not json) as progress:
+        llm = LLM(model, **machine.given(), speculative_config=options, progress=progress)
+    try:
+        with progress_bars(not json) as progress:
+            found = measure(llm, tokens, progress)
+    finally:
+        llm.close()
+    if not json:
+        for name, reliability in found.items():
+            typer.echo("\n".join(plot(name, reliability)) + "\n")
+    figures = {
+        name: {
+            "error": one.error,
+            "guesses": sum(one.counts),
+            "bins": [
+                {"guesses": count, "said": said / count, "came": right / count}
+                for count, said, right in zip(one.counts, one.said, one.right, strict=True)
+                if count
+            ],
+        }
+        for name, one in found.items()
+    }
+    print_json_line({"model": model, "tokens": tokens, "reliability": figures})
 
 
 def perplexity(
@@ -194,5 +236,5 @@ def show(report: Report, json: bool) -> None:
 
 _NAMES = {"token_normalize_func": canonical, "help_option_names": ["-h", "--help"]}
 app = typer.Typer(help="Measure this machine's limits, and the engine against them.")
-for _command in (kernels, decode, perplexity):
+for _command in (kernels, decode, drafting, perplexity):
     app.command(context_settings=_NAMES)(grouped(_command))

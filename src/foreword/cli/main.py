@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foreword.cli import audit, bench, chat, convert, env, generate, models
+from foreword.cli import audit, bench, chat, convert, env, generate, models, plan
 from foreword.cli.aliases import UsageError, canonical, plain
 from foreword.cli.grouping import grouped
 from foreword.errors import ForewordError
@@ -33,6 +33,7 @@ app = typer.Typer(
 app.command(context_settings=_ALIASED)(grouped(generate.generate))
 app.command(context_settings=_ALIASED)(grouped(chat.chat))
 app.command(context_settings=_ALIASED)(grouped(audit.audit))
+app.command(context_settings=_ALIASED)(grouped(plan.plan))
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 app.command(context_settings=_OWN)(convert.convert)

@@ -67,7 +67,12 @@ class SamplingOptions:
 @dataclass(slots=True)
 class EngineOptions:
     drafter: Annotated[
-        str | None, _text("--drafter", "none, ngram, model. Never changes a token.", _SPECULATION)
+        str | None,
+        _text(
+            "--drafter",
+            "auto, ngram, suffix, model, none, ... Never changes a token.",
+            _SPECULATION,
+        ),
     ] = None
     draft_model: Annotated[
         str | None,
@@ -82,9 +87,14 @@ class EngineOptions:
     num_speculative_tokens: Annotated[
         int | None, _number("--num-speculative-tokens", "Longest draft path.", _SPECULATION)
     ] = None
-    tree: Annotated[str | None, _text("--tree", "best_first, chain.", _SPECULATION)] = None
+    tree: Annotated[
+        str | None, _text("--tree", "goodput, best_first, chain, ...", _SPECULATION)
+    ] = None
     node_budget: Annotated[
-        int | None, _number("--node-budget", "Draft nodes per step, whole batch.", _SPECULATION)
+        int | None,
+        _number(
+            "--node-budget", "Draft nodes per step, whole batch. Unset: what pays.", _SPECULATION
+        ),
     ] = None
     draft_learning: Annotated[
         bool | None,
@@ -214,7 +224,7 @@ def llm_arguments(options: EngineOptions, seed: int | None = None) -> dict[str, 
 
 def speculative_config(options: EngineOptions) -> dict[str, Any]:
     """The mapping `LLM` takes: --speculative-config with the single options on top."""
-    config = _mapping(options.speculative_config)
+    config = mapping(options.speculative_config)
     single = {
         "method": options.drafter,
         "model": options.draft_model,
@@ -229,7 +239,8 @@ def speculative_config(options: EngineOptions) -> dict[str, Any]:
     return config | {name: value for name, value in single.items() if value is not None}
 
 
-def _mapping(text: str | None) -> dict[str, Any]:
+def mapping(text: str | None) -> dict[str, Any]:
+    """The JSON object of --speculative-config; none is an empty one."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:

@@ -27,6 +27,7 @@ DEPTHS = (0, 0, 1, 2, 2, 3, 3, 3, 3, 4)  # depth -> cell; deeper counts as the l
 EVIDENCE = 63  # larger numbers count as this
 FADING = 1.0 - 1.0 / 600.0  # what an observation leaves of those before it in its cell
 LEANING = 100.0  # observations that a cell borrows from the one above
+DOUBT = 20.0  # and the uppermost from the score as it is
 LEAST, MOST = 0.002, 0.995  # chances said
 TRUST_STEP = 0.07
 TRUST = (0.05, 20.0)
@@ -49,13 +50,13 @@ class _Sums:
         self.right = self.right * FADING + right
         self.count = self.count * FADING + 1.0
 
-    def factor(self, above: float) -> float:
-        """Odds of the observed over odds of the said; `above` is the factor leant on."""
+    def factor(self, above: float, leaning: float) -> float:
+        """Odds of the observed over odds of the said, leaning on the factor `above`."""
         if not self.count:
             return above
         said = self.said / self.count
         leant = scaled(said, above)
-        right = (self.right + LEANING * leant) / (self.count + LEANING)
+        right = (self.right + leaning * leant) / (self.count + leaning)
         return odds(right) / odds(said)
 
 
@@ -115,8 +116,8 @@ class Calibration:
             if sums is None:
                 sums = self._sums[part] = _Sums()
             sums.add(score, right)
-        self._factors[above] = factor = self._sums[above].factor(1.0)
-        self._factors[cell] = self._sums[cell].factor(factor)
+        self._factors[above] = factor = self._sums[above].factor(1.0, DOUBT)
+        self._factors[cell] = self._sums[cell].factor(factor, LEANING)
         plot = self.reliability.get(str(cell[0]))
         if plot is None:
             plot = self.reliability[str(cell[0])] = Reliability()

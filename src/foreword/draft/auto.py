@@ -5,11 +5,12 @@ the guess is accepted, `_merge.py` makes one trie of all of them. The calibrated
 order of precedence (Hierarchy Drafting, arXiv 2502.05609, has one). Tree builders then spend the
 step's budget by reach, and their choice is as good as these chances.
 
-A source is worth its time while the tokens it is credited with would take the engine longer than
-asking it does. One that is not is left alone for some steps, then tried again; each failed trial
-doubles the pause. Time is the engine's own: from one call of `propose` to the next, over the tokens
-that came in between. What was learned is kept per salt. Frozen learning: no factor moves and nobody
-is left alone.
+A source is worth its time while the tokens it is credited with would take the engine twice as long
+as asking and teaching it does (twice: their rows cost, too). One that is not is left alone for some
+steps, as if every sequence had left it, then tried again; each failed trial doubles the pause. Time
+is the engine's own: from one call of `propose` to the next, over the tokens of the whole batch that
+came in between. What was learned is kept per salt. Frozen learning: no factor moves and nobody is
+left alone.
 
 Cost: its sources', and about three microseconds per node. Memory: `salts` calibrations, the last
 trie of each running sequence.
@@ -18,7 +19,9 @@ trie of each running sequence.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from foreword.config import positive
@@ -26,15 +29,16 @@ from foreword.draft._calibration import Calibration, Trust
 from foreword.draft._context import DraftContext
 from foreword.draft._merge import Merged
 from foreword.errors import ConfigError
-from foreword.protocols import Drafter
+from foreword.protocols import Drafter, Logits, PromptReader
 from foreword.types import Outcome, Sequence, Trie
 
 needs: frozenset[str] = frozenset()
 acceptance_floor = 4.0
 
 MEMORY = 0.95  # share of the past that a step leaves in a running mean
+MARGIN = 2.0  # what a source must bring of what it takes
 OUTLIER = 3.0  # times the mean that a measurement counts at most
-TRIAL = 24  # steps for which a source is asked before it is judged
+TRIAL = 10  # steps for which a source is asked before it is judged
 PAUSE, LONGEST_PAUSE = 32, 1024  # steps for which it is left alone, first and at most
 
 
@@ -43,7 +47,7 @@ class Config:
     """sources: drafters that are asked; one that needs a draft model takes part where there is one.
     salts: salts whose calibration is remembered."""
 
-    sources: tuple[str, ...] = ("ngram",)
+    sources: tuple[str, ...] = ("suffix", "recycle")
     salts: int = 8
 
     def __post_init__(self) -> None:
@@ -62,11 +66,12 @@ def sources(config: Config) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Source:
-    """A drafter and what it has been worth lately, per sequence and step."""
+    """A drafter and what it has been worth lately, per step over the whole batch."""
 
     drafter: Drafter
     tokens: float = 0.0  # credited
-    seconds: float = 0.0  # asked for
+    seconds: float = 0.0  # spent
+    spent: float = 0.0  # in this step so far
     asked: int = 0  # steps since it was last left alone
     pause: int = PAUSE
     resting: int = 0  # steps for which it is still left alone
@@ -75,23 +80,25 @@ class _Source:
         """Leave it alone if its tokens would have come faster without it."""
         if self.asked < TRIAL:
             return
-        if self.tokens * token_seconds >= self.seconds:
+        if self.tokens * token_seconds >= MARGIN * self.seconds:
             self.pause = PAUSE
             return
         self.resting, self.asked = self.pause, 0
         self.pause = min(2 * self.pause, LONGEST_PAUSE)
 
     def paid(self, tokens: float) -> None:
-        self.tokens = MEMORY * self.tokens + (1.0 - MEMORY) * tokens
-
-    def took(self, seconds: float) -> None:
-        self.seconds = _mean(self.seconds, seconds)
+        """The step is over and brought `tokens`."""
+        share = max(1.0 - MEMORY, 1.0 / max(1, self.asked))
+        self.tokens += share * (tokens - self.tokens)
+        self.seconds = _mean(self.seconds, self.spent)
+        self.spent = 0.0
 
 
 @dataclass(slots=True)
 class _State:
     """What is kept of one sequence."""
 
+    sequence: Sequence
     trust: Trust = field(default_factory=dict)
     merged: Merged | None = None  # what was proposed last
 
@@ -105,19 +112,24 @@ class AutoDrafter:
         self._config = config
         self._context = context
         self._sources = {name: _Source(drafter) for name, drafter in context.sources.items()}
+        self._readers = [one for one in context.sources.values() if isinstance(one, PromptReader)]
         self._states: dict[str, _State] = {}
-        self._calibrations: dict[str, Calibration] = {}  # by salt, the last used at the end
-        self._token_seconds = 0.0  # of one sequence
-        self._emitted = 0.0  # tokens a sequence since the last propose
+        self._calibrations = {
+            "": Calibration(context.learning)
+        }  # by salt, the last used at the end
+        self._token_seconds = 0.0
+        self._emitted = 0  # tokens since the last propose
         self._proposed: float | None = None  # when that was
 
     def begin(self, sequence: Sequence) -> None:
-        self._states[sequence.id] = _State()
+        self._states[sequence.id] = _State(sequence)
         for source in self._sources.values():
-            source.drafter.begin(sequence)
+            if not source.resting:
+                source.drafter.begin(sequence)
 
     def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
-        self._clock_in()
+        if self._context.learning:
+            self._clock_in()
         given = [self._ask(source, sequences, budget) for source in self._asked()]
         return [
             self._merge(sequence, limit, [tries[row] for tries in given])
@@ -125,22 +137,23 @@ class AutoDrafter:
         ]
 
     def observe(self, outcomes: SequenceOf[Outcome]) -> None:
-        for name, source in self._sources.items():
-            with self._context.clock.measure(name, calls=0):
-                source.drafter.observe(outcomes)
+        for source in self._sources.values():
+            if not source.resting:
+                with self._timed(source, calls=0):
+                    source.drafter.observe(outcomes)
         if not self._context.learning or not outcomes:
             return
         credit: dict[str, float] = {}
         for outcome in outcomes:
+            emitted = outcome.verdict.tokens
+            self._emitted += len(emitted)
             state = self._states.get(outcome.sequence.id)
             if state is None or state.merged is None:
                 continue
-            emitted = outcome.verdict.tokens
             state.merged.learn(emitted, self._calibration(outcome.sequence), state.trust)
             for name, share in state.merged.credit(emitted[: outcome.verdict.num_accepted]).items():
-                credit[name] = credit.get(name, 0.0) + share / len(outcomes)
+                credit[name] = credit.get(name, 0.0) + share
             state.merged = None
-            self._emitted += len(emitted) / len(outcomes)
         for name, source in self._sources.items():
             if not source.resting:
                 source.paid(credit.get(name, 0.0))
@@ -148,35 +161,55 @@ class AutoDrafter:
     def end(self, sequence: Sequence) -> None:
         self._states.pop(sequence.id, None)
         for source in self._sources.values():
-            source.drafter.end(sequence)
+            if not source.resting:
+                source.drafter.end(sequence)
 
     @property
     def calibrations(self) -> dict[str, Calibration]:
         """By salt; for plots."""
         return self._calibrations
 
+    @property
+    def prompt_rows(self) -> int:
+        """Last rows of a prompt that a source wants to read (protocols.PromptReader)."""
+        return max((reader.prompt_rows for reader in self._readers), default=0)
+
+    def read_prompt(self, sequence: Sequence, start: int, logits: Logits) -> None:
+        for reader in self._readers:
+            reader.read_prompt(sequence, start, logits)
+
     def _asked(self) -> list[_Source]:
         """The sources that take part in this step."""
-        asked = []
         for source in self._sources.values():
             if source.resting:
                 source.resting -= 1
-                continue
-            source.judge(self._token_seconds)
-            if not source.resting:
-                asked.append(source)
-        return asked
+                if not source.resting:
+                    with self._timed(source, calls=0):
+                        for state in self._states.values():
+                            source.drafter.begin(state.sequence)
+            elif self._context.learning:
+                source.judge(self._token_seconds)
+                if source.resting:
+                    for state in self._states.values():
+                        source.drafter.end(state.sequence)
+        return [source for source in self._sources.values() if not source.resting]
 
     def _ask(
         self, source: _Source, sequences: SequenceOf[Sequence], budget: SequenceOf[int]
     ) -> list[Trie]:
+        if self._context.learning:
+            source.asked += any(budget)
+        with self._timed(source, calls=1):
+            return source.drafter.propose(sequences, budget)
+
+    @contextmanager
+    def _timed(self, source: _Source, calls: int) -> Iterator[None]:
+        """On the account of `source`, here and in the clock."""
         started = time.perf_counter()
-        with self._context.clock.measure(source.drafter.name):
-            tries = source.drafter.propose(sequences, budget)
-        if self._context.learning and any(budget):
-            source.asked += 1
-            source.took((time.perf_counter() - started) / len(sequences))
-        return tries
+        with self._context.clock.measure(source.drafter.name, calls=calls):
+            yield
+        if self._context.learning:
+            source.spent += time.perf_counter() - started
 
     def _merge(self, sequence: Sequence, limit: int, tries: SequenceOf[Trie]) -> Trie:
         state, merged = self._states[sequence.id], Merged()
@@ -189,7 +222,7 @@ class AutoDrafter:
         return merged.best(limit)
 
     def _calibration(self, sequence: Sequence) -> Calibration:
-        salt = sequence.request.salt
+        salt = sequence.request.salt if self._context.learning else ""
         found = self._calibrations.get(salt)
         if found is None:
             while len(self._calibrations) >= self._config.salts:
@@ -200,12 +233,12 @@ class AutoDrafter:
         return found
 
     def _clock_in(self) -> None:
-        """Seconds that one sequence waits for a token, a running mean."""
+        """Seconds of the engine for a token, a running mean."""
         now = time.perf_counter()
         if self._proposed is not None and self._emitted:
             seconds = (now - self._proposed) / self._emitted
             self._token_seconds = _mean(self._token_seconds, seconds)
-        self._proposed, self._emitted = now, 0.0
+        self._proposed, self._emitted = now, 0
 
 
 def _mean(known: float, seconds: float) -> float:
