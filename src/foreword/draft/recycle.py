@@ -62,7 +62,7 @@ class Config:
     capacity: int = 8192
     salts: int = 8
     cold_start: bool = True
-    cold_start_seconds: float = 3.0
+    cold_start_seconds: float = 1.0
     prompt_rows: int = 0
     shared_noise: bool = True
 
