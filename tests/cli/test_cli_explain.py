@@ -13,6 +13,7 @@ from foreword.outputs import CompletionOutput
 
 COPY = "abcabcabcabcabc"
 COMMON = ("--prompt", COPY, "--raw", "--temperature", 0, "--max-tokens", 48, "--ignore-eos")
+NGRAM = ("--drafter", "ngram")
 TITLES = ["source", "calls", "drafted", "accepted", "tokens", "time"]
 ROWS = [SourceRow("b", 3, 9, 4, 4, 0.1), SourceRow("a", 3, 9, 2, 2, 0.1)]
 ROWS += [SourceRow("target", 9, 0, 0, 5, 0.2)]
@@ -45,7 +46,7 @@ def table_of(err):
 
 
 def test_in_a_pipe_the_text_is_untouched_and_the_table_adds_up(cli, tiny_path):
-    ran = cli("generate", tiny_path, *COMMON, "--explain")
+    ran = cli("generate", tiny_path, *COMMON, *NGRAM, "--explain")
     assert ran.status == 0
     assert ran.out == plain_text(cli, tiny_path) + "\n"
     rows = table_of(ran.err)
@@ -65,7 +66,7 @@ def test_without_the_option_there_is_no_table(cli, tiny_path):
 
 
 def test_json_has_the_table_and_the_pieces(cli, tiny_path):
-    ran = cli("generate", tiny_path, *COMMON, "--explain", "--json")
+    ran = cli("generate", tiny_path, *COMMON, *NGRAM, "--explain", "--json")
     assert ran.err == ""
     (output,) = ran.json["outputs"]
     explained = ran.json["explain"]

@@ -100,7 +100,7 @@ def test_v52_the_target_file_as_its_own_drafter() -> None:
     path = str(apparatus.target())
     speculation = {"model": path, "num_speculative_tokens": 4, "node_budget": 4, "tree": "chain"}
     llm = LLM(path, speculative_config={**speculation, **ONE_BRANCH}, **SAME_BITS)
-    assert llm.engine.parts.drafter._model is llm.engine.parts.model
+    assert llm.engine.parts.drafter._own.model is llm.engine.parts.model
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     (out,) = llm.generate([list(prompt(10))], params)[0].outputs
     expected = rig(max_position=apparatus.CONTEXT).plain(Job(prompt(10), 64, logprobs=None))

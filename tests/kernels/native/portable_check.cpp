@@ -37,7 +37,7 @@ static void product(const char* what, const Linear& linear, int rows) {
             reinterpret_cast<uint8_t*>(values.data()), scales.data(), sums.data(), isums.data()};
   for (int row = 0; row < rows; ++row) {
     for (int i = 0; i < linear.inputs; ++i) line[i] = number();
-    ops.prepare(line.data(), linear.inputs, row, made);
+    ops.prepare(line.data(), linear.inputs, 0, linear.padded, row, made);
   }
   ops.product(linear, made, 0, panels_of(linear), out.data(), linear.outputs, false,
               scratch.data());
