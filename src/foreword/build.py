@@ -302,7 +302,8 @@ def _pace(config: EngineConfig, builder: TreeBuilder, model: Decoder, kv: KVStor
     if fixed is None and getattr(member("tree", builder.name), "priced", False):
         most = min(MOST, config.scheduler.max_num_batched_tokens)
         positions = config.max_model_len or model.config.max_position
-        return MeasuredPace(measure(model, kv, most, positions), most)
+        with model.kernels.step_guard():
+            return MeasuredPace(measure(model, kv, most, positions), most)
 
     def fill(sequences: int) -> int:
         rows = -(-(sequences + TILE_ROWS // 2) // TILE_ROWS) * TILE_ROWS

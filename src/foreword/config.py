@@ -129,6 +129,14 @@ def whole(config: Any, name: str, low: int, high: int) -> None:
         raise ConfigError(f"{name} must be a whole number {low} to {high}, got {value!r}")
 
 
+def share(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0.0 <= value <= 1.0:
+            raise ConfigError(f"{name} must be between 0 and 1, got {value!r}")
+
+
 def flag(config: Any, name: str) -> None:
     if not isinstance(getattr(config, name), bool):
         raise ConfigError(f"{name} must be true or false, got {getattr(config, name)!r}")

@@ -41,7 +41,8 @@ def slots_of(
 ) -> int:
     """KV slots that fit beside the weights; ConfigError or WeightsError if one request does not."""
     block = config.cache.block_size
-    drafts = config.speculative.node_budget or 2 * TILE_ROWS
+    budget = config.speculative.node_budget
+    drafts = 2 * TILE_ROWS if budget is None else budget
     pages = -(-(context + drafts) // block) + 1
     least, most = (pages + 1) * block, (pages * config.scheduler.max_num_seqs + 1) * block
     per_slot = sum(

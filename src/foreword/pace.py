@@ -97,7 +97,9 @@ class MeasuredPace:
         self.curve.observe(rows, keys, sum(count * before for count, before in segments), seconds)
 
     def stepped(self, outcomes: SequenceOf[Outcome], seconds: float) -> None:
-        step = OVERHEAD_STEP * (seconds if self.overhead == 0.0 else self.overhead)
+        if self.overhead == 0.0:
+            self.overhead = seconds
+        step = OVERHEAD_STEP * self.overhead
         self.overhead += step if seconds > self.overhead else -step
         if not outcomes:
             return

@@ -80,7 +80,24 @@ def test_plan_needs_measured_costs(cli, prompts, words, says):
 
 
 @pytest.mark.parametrize(
-    ("line", "says"), [('{"turns": []}', ("line 1",)), ("{oops", ("line 1", "JSON")), ("", ("no",))]
+    ("words", "says"),
+    [
+        (("--max-tokens", 1), ("--max-tokens", "at least 2")),
+        (("--output", "nowhere/plan.yaml"), ("--output", "folder")),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_measured(cli, prompts, words, says):
+    check(cli("plan", "no/such-model", "--prompts", prompts, *words), *says)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"turns": []}', ("line 1",)),
+        ('{"turns": 5}', ("line 1",)),
+        ("{oops", ("line 1", "JSON")),
+        ("", ("no",)),
+    ],
 )
 def test_bad_prompt_files_are_named(cli, tmp_path, line, says):
     path = tmp_path / "bad.jsonl"

@@ -163,6 +163,23 @@ def test_v49_ids_the_target_cannot_emit_are_never_proposed(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("temperature", [1e-3, 1e-9, 50.0])
+def test_any_temperature(name, temperature):
+    """Scores stay chances where shares to the power of 1 / temperature would all be nothing."""
+    drafter = make(name)
+    sequences = [
+        new_sequence(f"t{row}", [1, 2, 3] * 4 + [1], temperature=temperature) for row in range(2)
+    ]
+    for sequence in sequences:
+        drafter.begin(sequence)
+    for _ in range(6):
+        step(drafter, chain.make(), sequences, easy(name), 4)
+    for trie in drafter.propose(sequences, [16] * 2):
+        assert_sound(trie, 16, DEPTH, VOCAB)
+        assert all(0.0 < score <= 1.0 for score in trie.scores)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_permuting_the_rows_permutes_the_answers(name):
     sequences, budgets = ragged(), [0, 1, 2, 3, 4, 8, 15, 64]
     answers = proposals(make(name), sequences, budgets)

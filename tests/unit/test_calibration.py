@@ -101,8 +101,8 @@ def test_reliability_counts_what_was_said_and_what_came():
 
 def merged(*tries):
     calibration, found = Calibration(), Merged()
-    for trie in tries:
-        found.add(trie, 0, calibration, {})
+    for number, trie in enumerate(tries):
+        found.add(trie, f"owner {number}", 0, calibration, {})
     found.combine(0, calibration)
     return found, calibration
 

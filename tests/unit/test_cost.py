@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from drafting import TapeModel, tape_store
 from foreword.cost import CostCurve, measure
+from foreword.pace import MeasuredPace
 
 POINTS = {1: 1.0, 2: 1.1, 16: 2.0, 17: 3.0, 32: 4.0}
+
+
+def test_the_overhead_of_a_step_is_known_from_the_first_one():
+    pace = MeasuredPace(CostCurve({1: 0.01}))
+    pace.stepped([], 0.002)
+    assert pace.overhead == pytest.approx(0.002, rel=0.05)
 
 
 def test_between_points_the_cost_is_interpolated_and_steps_stay():

@@ -48,6 +48,7 @@ class Log:
     _reach: float = 0.0  # expected accepted nodes of the trees built last
 
     def nodes(self, sequences: int) -> tuple[int, int]:
+        self._reach = 0.0  # of a step that read a prompt and was not counted
         return self.pace.nodes(sequences)
 
     def budget(

@@ -47,6 +47,10 @@ def plan(
     from foreword.bench.texts import mixed_prompts
     from foreword.llm import LLM
 
+    if max_tokens < 2:
+        raise ConfigError(f"--max-tokens must be at least 2 to plan for, got {max_tokens}")
+    if output is not None and not output.absolute().parent.is_dir():
+        raise ConfigError(f"--output {output}: its folder does not exist; make it or name another")
     texts = mixed_prompts() if prompts is None else _read(prompts)
     arguments: dict[str, Any] = llm_arguments(replace(engine, prefix_caching=False))
     widths = [width for width in CONCURRENCIES if width <= len(texts)] or [1]
@@ -91,7 +95,8 @@ def _read(path: Path) -> list[str]:
                 entry = json_words.loads(line)
             except ValueError as error:
                 raise ConfigError(f"{path}: line {number} is not JSON ({error}); mend it") from None
-            text = entry.get("prompt") or next(iter(entry.get("turns") or ()), None)
+            turns = entry.get("turns")
+            text = entry.get("prompt") or (turns[0] if isinstance(turns, list) and turns else None)
         if not isinstance(text, str) or not text:
             raise ConfigError(
                 f'{path}: line {number} has no text under "prompt" or "turns"; give it one'

@@ -34,14 +34,18 @@ class Merged:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     votes: list[list[Vote]] = field(default_factory=list)
+    owners: list[list[str]] = field(default_factory=list)  # who proposed a node, vote by vote
     mixed: list[float] = field(default_factory=list)  # combined chance before the last calibration
     chances: list[float] = field(default_factory=list)  # and after it
     cells: list[Cell] = field(default_factory=list)  # where that one is learned
     children: dict[int, list[int]] = field(default_factory=dict)
     index: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
 
-    def add(self, trie: Trie, kind: int, calibration: Calibration, trust: Trust) -> None:
-        """Enter the guesses of one source (or of a composite: nodes say whose they are)."""
+    def add(
+        self, trie: Trie, owner: str, kind: int, calibration: Calibration, trust: Trust
+    ) -> None:
+        """Enter the guesses of one drafter; where it is a composite its nodes say whose they are,
+        which is what calibration goes by, and `owner` gets the credit."""
         moved: list[int] = []
         nodes = zip(
             trie.parents, trie.tokens, trie.scores, trie.sources, trie.evidence, strict=True
@@ -55,6 +59,7 @@ class Merged:
                 self.parents.append(above)
                 self.depths.append(self.depths[above] + 1 if above >= 0 else 1)
                 self.votes.append([])
+                self.owners.append([])
                 siblings = self.children.get(above)
                 if siblings is None:
                     self.children[above] = [node]
@@ -65,6 +70,7 @@ class Merged:
                 source, kind, self.depths[node], evidence, score, trust.get(source, 1.0)
             )
             self.votes[node].append((source, score, chance, cell))
+            self.owners[node].append(owner)
 
     def combine(self, kind: int, calibration: Calibration) -> None:
         """Fill `mixed`, `chances` and `cells` once every source has been entered."""
@@ -120,17 +126,17 @@ class Merged:
             node = self.index.get((node, token))
 
     def credit(self, emitted: SequenceOf[int]) -> dict[str, float]:
-        """Of the emitted tokens that were guessed: how many each source guessed, shared alike where
-        several did."""
+        """Of the emitted tokens that were guessed: how many each drafter guessed, in equal shares
+        where several did."""
         shares: dict[str, float] = {}
         node = -1
         for token in emitted:
             if (node, token) not in self.index:
                 break
             node = self.index[node, token]
-            votes = self.votes[node]
-            for source, *_ in votes:
-                shares[source] = shares.get(source, 0.0) + 1.0 / len(votes)
+            owners = self.owners[node]
+            for owner in owners:
+                shares[owner] = shares.get(owner, 0.0) + 1.0 / len(owners)
         return shares
 
 

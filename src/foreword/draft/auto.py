@@ -19,7 +19,7 @@ trie of each running sequence.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,13 +73,14 @@ class _Source:
     seconds: float = 0.0  # spent
     spent: float = 0.0  # in this step so far
     asked: int = 0  # steps since it was last left alone
+    called: bool = False  # in this step, with room for an answer
     pause: int = PAUSE
     resting: int = 0  # steps for which it is still left alone
 
     def judge(self, token_seconds: float) -> None:
         """Leave it alone if its tokens would have come faster without it."""
-        if self.asked < TRIAL:
-            return
+        if self.asked < TRIAL or self.asked * self.seconds * MARGIN < token_seconds:
+            return  # too early, or what was spent could not have bought a token yet
         if self.tokens * token_seconds >= MARGIN * self.seconds:
             self.pause = PAUSE
             return
@@ -91,7 +92,7 @@ class _Source:
         share = max(1.0 - MEMORY, 1.0 / max(1, self.asked))
         self.tokens += share * (tokens - self.tokens)
         self.seconds = _mean(self.seconds, self.spent)
-        self.spent = 0.0
+        self.spent, self.called = 0.0, False
 
 
 @dataclass(slots=True)
@@ -130,9 +131,9 @@ class AutoDrafter:
     def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
         if self._context.learning:
             self._clock_in()
-        given = [self._ask(source, sequences, budget) for source in self._asked()]
+        given = {one.drafter.name: self._ask(one, sequences, budget) for one in self._asked()}
         return [
-            self._merge(sequence, limit, [tries[row] for tries in given])
+            self._merge(sequence, limit, {name: tries[row] for name, tries in given.items()})
             for row, (sequence, limit) in enumerate(zip(sequences, budget, strict=True))
         ]
 
@@ -155,14 +156,18 @@ class AutoDrafter:
                 credit[name] = credit.get(name, 0.0) + share
             state.merged = None
         for name, source in self._sources.items():
-            if not source.resting:
+            if source.called and not source.resting:
                 source.paid(credit.get(name, 0.0))
 
     def end(self, sequence: Sequence) -> None:
         self._states.pop(sequence.id, None)
         for source in self._sources.values():
-            if not source.resting:
+            if source.resting and sequence.finish_reason is not None:
+                source.drafter.begin(sequence)  # what has been written may be learned all the same
+            if not source.resting or sequence.finish_reason is not None:
                 source.drafter.end(sequence)
+        if not self._states:
+            self._proposed = None  # what comes now is no time of the engine's
 
     @property
     def calibrations(self) -> dict[str, Calibration]:
@@ -198,8 +203,9 @@ class AutoDrafter:
         self, source: _Source, sequences: SequenceOf[Sequence], budget: SequenceOf[int]
     ) -> list[Trie]:
         if self._context.learning:
-            source.asked += any(budget)
-        with self._timed(source, calls=1):
+            source.called = any(budget)
+            source.asked += source.called
+        with self._timed(source, calls=int(any(budget))):
             return source.drafter.propose(sequences, budget)
 
     @contextmanager
@@ -211,12 +217,12 @@ class AutoDrafter:
         if self._context.learning:
             source.spent += time.perf_counter() - started
 
-    def _merge(self, sequence: Sequence, limit: int, tries: SequenceOf[Trie]) -> Trie:
+    def _merge(self, sequence: Sequence, limit: int, tries: Mapping[str, Trie]) -> Trie:
         state, merged = self._states[sequence.id], Merged()
         calibration = self._calibration(sequence)
         kind = int(bool(sequence.request.params.temperature))
-        for trie in tries:
-            merged.add(trie, kind, calibration, state.trust)
+        for name, trie in tries.items():
+            merged.add(trie, name, kind, calibration, state.trust)
         merged.combine(kind, calibration)
         state.merged = merged
         return merged.best(limit)
@@ -225,8 +231,10 @@ class AutoDrafter:
         salt = sequence.request.salt if self._context.learning else ""
         found = self._calibrations.get(salt)
         if found is None:
-            while len(self._calibrations) >= self._config.salts:
-                del self._calibrations[next(iter(self._calibrations))]
+            running = {state.sequence.request.salt for state in self._states.values()}
+            idle = [name for name in self._calibrations if name not in running]
+            for name in idle[: max(0, len(self._calibrations) - self._config.salts + 1)]:
+                del self._calibrations[name]
             found = self._calibrations[salt] = Calibration(self._context.learning)
         elif len(self._calibrations) > 1:
             self._calibrations[salt] = self._calibrations.pop(salt)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from foreword.config import positive
+from foreword.config import positive, share
 from foreword.draft._context import DraftContext, keep_best
 from foreword.draft._own_model import ROOT, Ask, OwnModel
 from foreword.errors import ConfigError, NonFiniteLogits
@@ -50,10 +50,7 @@ class Config:
         positive(self, "num_guesses", "resume", "num_branches", "chunk_size")
         if not isinstance(self.source, str):
             raise ConfigError(f"source must be the name of a drafter, got {self.source!r}")
-        if not 0.0 <= self.confidence_threshold <= 1.0:
-            raise ConfigError(
-                f"confidence_threshold must be between 0 and 1, got {self.confidence_threshold!r}"
-            )
+        share(self, "confidence_threshold")
 
 
 def sources(config: Config) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from foreword.config import positive
+from foreword.config import positive, share
 from foreword.draft._context import DraftContext, keep_best
 from foreword.draft._own_model import ROOT, Ask, OwnModel
 from foreword.errors import ConfigError, NonFiniteLogits
@@ -39,10 +39,7 @@ class Config:
 
     def __post_init__(self) -> None:
         positive(self, "num_branches", "chunk_size")
-        if not 0.0 <= self.confidence_threshold <= 1.0:
-            raise ConfigError(
-                f"confidence_threshold must be between 0 and 1, got {self.confidence_threshold!r}"
-            )
+        share(self, "confidence_threshold")
 
 
 @dataclass(slots=True)

@@ -72,7 +72,9 @@ class Config:
         whole(self, "prompt_rows", 0, 2**31)
         flag(self, "cold_start")
         flag(self, "shared_noise")
-        if not 0.0 <= self.cold_start_seconds < math.inf:
+        seconds: object = self.cold_start_seconds
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not 0.0 <= self.cold_start_seconds < math.inf:
             raise ConfigError(
                 f"cold_start_seconds must be a number >= 0, got {self.cold_start_seconds!r}"
             )
@@ -175,8 +177,9 @@ class RecycleDrafter:
         size, (ids, shares) = found
         temperature = sequence.request.params.temperature
         if temperature:
-            if temperature != 1.0:
-                powers = [share ** (1.0 / temperature) for share in shares]
+            top = max(shares, default=0.0)
+            if temperature != 1.0 and top > 0.0:  # of the highest, or they would all underflow
+                powers = [(share / top) ** (1.0 / temperature) for share in shares]
                 scale = 1.0 / sum(powers)
                 shares = [scale * power for power in powers]
             if self._config.shared_noise:

@@ -22,10 +22,10 @@ import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from foreword.config import positive
+from foreword.config import positive, share
 from foreword.draft._ahead import Ahead, Line
 from foreword.draft._context import DraftContext, keep_best
-from foreword.errors import ConfigError, NonFiniteLogits
+from foreword.errors import NonFiniteLogits
 from foreword.protocols import Drafter, Logits, Sampler
 from foreword.types import Outcome, Sequence, Trie
 
@@ -50,9 +50,7 @@ class Config:
 
     def __post_init__(self) -> None:
         positive(self, "num_branches", "window", "search_every", "max_trials", "patience")
-        for name in ("skip_share", "confidence_threshold"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}")
+        share(self, "skip_share", "confidence_threshold")
 
 
 @dataclass(slots=True)
