@@ -158,7 +158,8 @@ def check_names(config: EngineConfig) -> tuple[Any, Any]:
     options = from_options(drafting.Config, plan.options, f"drafter {plan.method!r}")
     users = check_sources(drafting, options)
     if plan.model is not None and not users:
-        raise ConfigError(f"drafter {plan.method!r} takes no draft model; drop --draft-model")
+        more = ' or name "model" among its sources' if hasattr(drafting, "sources") else ""
+        raise ConfigError(f"drafter {plan.method!r} takes no draft model; drop --draft-model{more}")
     wanted = plan.method in users or "sources" in plan.options  # not merely used where there is one
     if plan.model is None and users and wanted:
         raise ConfigError(f"drafter {users[0]!r} needs a draft model; name one with --draft-model")

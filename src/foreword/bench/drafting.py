@@ -22,7 +22,9 @@ def measure(llm: LLM, tokens: int, progress: Progress | None = None) -> dict[str
     """By source, and "mix" for what they said together. ConfigError for another drafter."""
     drafter = llm.engine.parts.drafter
     if not isinstance(drafter, AutoDrafter):
-        raise ConfigError(f"drafter {drafter.name!r} is not calibrated; use --drafter auto")
+        raise ConfigError(
+            f"drafter {drafter.name!r} is not calibrated; leave its name out: auto is"
+        )
     room = llm.built.context - tokens
     if room < 1:
         raise ConfigError(f"{tokens} tokens do not fit the context {llm.built.context}; lower it")

@@ -3,12 +3,13 @@
 For each concurrency the prompts are run in batches of that many, plain and with drafts by turns.
 Predicted is what the engine itself expected before every pass: its calibrated chances and its cost
 curve, over all steps. Measured is what happened in the same steps. Where the two agree, the engine
-spends its rows well; where drafting does not pay, as a mean over
-the concurrencies, the recommendation leaves it out.
+spends its rows well; where drafting does not pay, as a mean over the concurrencies, the
+recommendation leaves it out.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,11 @@ class Plan:
         options: dict[str, object] = {"drafter": plan.method, "tree": plan.tree}
         if plan.model is not None:
             options["draft-model"] = plan.model
+        options["num-speculative-tokens"] = plan.num_speculative_tokens
+        if not plan.learning:
+            options["no-draft-learning"] = True
+        if plan.options:
+            options["speculative-config"] = json.dumps(plan.options)
         return {**options, "max-num-seqs": best}
 
 

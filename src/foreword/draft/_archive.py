@@ -32,7 +32,7 @@ class Archive:
     def __init__(self, limit: int, num_salts: int) -> None:
         self._limit = limit
         self._num_salts = num_salts
-        self._shelves: dict[str, _Shelf] = {}  # the salt used last is last
+        self._shelves: dict[str, _Shelf] = {}  # the salt added to last is last
 
     def add(self, salt: str, text: list[int]) -> None:
         shelf = self._shelves.pop(salt, None) or _Shelf()

@@ -9,8 +9,8 @@ Score: see _ways.py. After each drafted token the match is one longer, so scores
 Evidence: tokens matched, at most 31; 32 more where only finished requests say so.
 
 Cost: about 4 microseconds per committed token, 5 per proposed node. Memory: 400 bytes per token of
-live history, and of at most 1.5 `shared_tokens` for each of `shared_salts`. Frozen learning: each
-sequence for itself. Loses where nothing is said twice.
+live history, and of at most 1.5 `shared_tokens`, or one text, for each of `shared_salts`. Frozen
+learning: each sequence for itself. Loses where nothing is said twice.
 """
 
 from __future__ import annotations
