@@ -18,6 +18,7 @@ token, until the sequence ends. Loses on answers that do not copy.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -75,8 +76,11 @@ class _Alignment:
         self.cursors: list[_Cursor] = []
         self.length = sequence.num_prompt  # tokens read
         self.occurrences: dict[int, list[int]] = {}  # token -> places behind it, ascending
+        self.pairs: dict[tuple[int, int], list[int]] = {}  # (token before, token) -> the same
         for place, token in enumerate(self.prompt):
             self.occurrences.setdefault(token, []).append(place + 1)
+            if place:
+                self.pairs.setdefault((self.prompt[place - 1], token), []).append(place + 1)
         self.read(sequence.token_ids)
 
     def read(self, token_ids: list[int]) -> None:
@@ -114,18 +118,18 @@ class _Alignment:
 
     def _nearest(self, token: int, place: int) -> int | None:
         """The place behind the first `token` at or after `place`, within the window."""
-        for behind in self.occurrences.get(token, ()):
-            if behind > place:
-                return behind if behind <= place + self.config.window else None
-        return None
+        places = self.occurrences.get(token, [])
+        first = bisect_right(places, place)
+        found = first < len(places) and places[first] <= place + self.config.window
+        return places[first] if found else None
 
     def _look_up(self, before: int, last: int) -> None:
         """Cursors where the prompt says both tokens, or else the last one; late places first."""
         found = {cursor.place: cursor for cursor in self.cursors}
-        places = self.occurrences.get(last, [])[::-1]
-        both = [place for place in places if place >= 2 and self.prompt[place - 2] == before]
-        for place in (both or places)[: self.config.num_cursors]:
-            right = 2 if both else 1
+        both = self.pairs.get((before, last))
+        places = both or self.occurrences.get(last, [])
+        right = 2 if both else 1
+        for place in places[: -self.config.num_cursors - 1 : -1]:
             if place not in found or found[place].right < right:
                 found[place] = _Cursor(place, right)
         self._keep(found)
