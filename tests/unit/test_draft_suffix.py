@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafting import depths_of, new_sequence, plain
+from drafting import VOCAB, depths_of, new_sequence, plain
 from foreword.draft import suffix
 from foreword.draft._archive import Archive
 from foreword.draft._automaton import COUNTED, ROOT, SuffixAutomaton, grow
@@ -250,3 +250,16 @@ def test_step_by_step_equals_at_once(history, split):
 def test_bad_options_are_named(options, complaint):
     with pytest.raises(ConfigError, match=complaint):
         suffix.Config(**options)
+
+
+def test_a_preempted_sequence_is_not_counted_again():
+    drafter = suffix.make(suffix.Config(), DraftContext(4, VOCAB))
+    one, other = (new_sequence(name, [1, 2, 3], output=[4, 5, 6]) for name in "ab")
+    drafter.begin(one)
+    drafter.begin(other)
+    automaton = drafter._readers["a"].book.automaton
+    before = automaton.num_tokens, list(automaton.count)
+    for _ in range(5):
+        drafter.end(one)
+        drafter.begin(one)
+    assert (automaton.num_tokens, list(automaton.count)) == before

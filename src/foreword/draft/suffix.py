@@ -62,6 +62,7 @@ class _Book:
         self.automaton = SuffixAutomaton()
         self.after_prompt = grow(self.automaton, ROOT, prompt)
         self.users = 0
+        self.paused: dict[str, tuple[int, int]] = {}  # by id: state and length of who was preempted
 
 
 class _Reader:
@@ -69,8 +70,8 @@ class _Reader:
 
     def __init__(self, book: _Book, sequence: Sequence) -> None:
         self.book = book
-        self.state = book.after_prompt
-        self.length = sequence.num_prompt  # tokens read
+        known = book.paused.pop(sequence.id, None)  # read before, and counted
+        self.state, self.length = known or (book.after_prompt, sequence.num_prompt)
         self.read(sequence.token_ids)
 
     def read(self, token_ids: list[int]) -> None:
@@ -116,6 +117,8 @@ class SuffixDrafter:
         if reader is None:
             return
         reader.book.users -= 1
+        if sequence.finish_reason is None:
+            reader.book.paused[sequence.id] = reader.state, reader.length
         key = self._key(sequence)
         if not reader.book.users and self._books.get(key) is reader.book:
             del self._books[key]
