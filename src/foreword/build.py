@@ -23,7 +23,7 @@ from foreword.draft._ahead import Ahead
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError, KernelUnavailable
-from foreword.fit import TILE_ROWS, context_of, kv_format, slots_of
+from foreword.fit import context_of, kv_format, slots_of
 from foreword.kernels import _defaults
 from foreword.kernels.cpu import CpuKernels, native_rows
 from foreword.kernels.ops import QUANTISED, Kernels, RotaryTable, WholePass, require_device
@@ -33,7 +33,7 @@ from foreword.model.rope import inverse_frequencies
 from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.open import open_checkpoint
 from foreword.model.weights.quantize import quantised
-from foreword.pace import MOST, FixedPace, MeasuredPace
+from foreword.pace import MOST, FixedPace, MeasuredPace, fill_last_tile
 from foreword.protocols import CompiledRows, Drafter, KVStore, Pace, Sampler, TreeBuilder
 from foreword.sample.compiled import CompiledSampler
 from foreword.sample.rows import NumpyRows
@@ -306,11 +306,7 @@ def _pace(config: EngineConfig, builder: TreeBuilder, model: Decoder, kv: KVStor
         with model.kernels.step_guard():
             return MeasuredPace(measure(model, kv, most, positions), most)
 
-    def fill(sequences: int) -> int:
-        rows = -(-(sequences + TILE_ROWS // 2) // TILE_ROWS) * TILE_ROWS
-        return rows - sequences
-
-    return FixedPace(fill if fixed is None else lambda _: fixed)
+    return FixedPace(fill_last_tile if fixed is None else lambda _: fixed)
 
 
 def with_backend(config: EngineConfig) -> EngineConfig:
@@ -370,7 +366,13 @@ def make_store(config: EngineConfig, checkpoint: Checkpoint, slots: int) -> KVSt
         config.device,
     )
     identity = f"{checkpoint.fingerprint()} {config.backend} {config.numerics} {kv_format(config)}"
-    return _store_over(config, pool, identity)
+    store: KVStore = member("kv", config.cache.store).make(
+        pool,
+        block_size=config.cache.block_size,
+        identity=identity,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    return store
 
 
 def bigram_source(
@@ -394,13 +396,3 @@ def bigram_source(
         guard=model.kernels.step_guard,
         progress=progress,
     )
-
-
-def _store_over(config: EngineConfig, pool: KVPool, identity: str) -> KVStore:
-    store: KVStore = member("kv", config.cache.store).make(
-        pool,
-        block_size=config.cache.block_size,
-        identity=identity,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
-    )
-    return store

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from foreword.cost import CostCurve
+from foreword.fit import TILE_ROWS
 from foreword.types import Budget, Outcome, Sequence
 
 LEAST, MOST = 8, 112  # draft nodes a step may be offered over the batch
@@ -29,6 +30,12 @@ MEMORY = 0.95  # share of the past that a step leaves in the gain
 FADING = 0.9  # and in the largest number of nodes used
 WEIGHTS = (0.25, 4.0)  # what priority and deadline may make of a token, least and most
 OVERHEAD_STEP = 0.02
+
+
+def fill_last_tile(sequences: int) -> int:
+    """Draft nodes that fill up the last matrix tile of a pass, at least half of one."""
+    rows = -(-(sequences + TILE_ROWS // 2) // TILE_ROWS) * TILE_ROWS
+    return rows - sequences
 
 
 class FixedPace:
