@@ -148,7 +148,7 @@ def new_sequence(
     """A sequence that has emitted `output`."""
     params = SamplingParams(temperature, 1.0, 0, 0.0, max_tokens=max_tokens)
     request = Request(name, tuple(prompt), params, seed=hash_of(name), max_tokens=max_tokens)
-    state = sampler.make().begin(params, request.seed, request.prompt_ids)
+    state = sampler.make().begin(request)
     return Sequence(request, [*prompt, *output], sampler_state=state)
 
 

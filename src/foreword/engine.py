@@ -69,9 +69,7 @@ class Engine:
     def add(self, request: Request) -> Sequence:
         """Queue a request. RequestError if it can never fit."""
         sequence = Sequence(request, list(request.prompt_ids))
-        sequence.sampler_state = self.parts.sampler.begin(
-            request.params, request.seed, request.prompt_ids
-        )
+        sequence.sampler_state = self.parts.sampler.begin(request)
         self.parts.scheduler.add(sequence)
         return sequence
 
@@ -215,6 +213,7 @@ class Engine:
             choice = self.parts.sampler.choose(
                 row, sequence.request.params, sequence.sampler_state, sequence.num_output
             )
+            self.parts.sampler.advance(row, sequence.sampler_state, choice.token_id)
             sequence.token_ids.append(choice.token_id)
             if choice.logprobs is not None:
                 sequence.logprobs.append(choice.logprobs)

@@ -17,6 +17,7 @@ from foreword.types import (
     Choice,
     DraftTree,
     Outcome,
+    Request,
     SamplingParams,
     Sequence,
     Trie,
@@ -174,17 +175,39 @@ class KVStore(Protocol):
 class Sampler(Protocol):
     """Processors -> noise -> token, for one row at one position. Pure given `state`."""
 
-    def begin(self, params: SamplingParams, seed: int, prompt_ids: SequenceOf[int]) -> Any:
+    def begin(self, request: Request) -> Any:
         """The state of a request before its first token."""
 
     def choose(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Choice:
         """The token at output position `position` (0-based). Raises NonFiniteLogits."""
+
+    def advance(self, row: Logits, state: Any, token: int) -> None:
+        """`token`, chosen from `row`, has been emitted; called once for each, in order."""
 
     def rank(
         self, row: Logits, params: SamplingParams, state: Any, position: int, count: int
     ) -> list[tuple[int, float]]:
         """Up to `count` (token, probability-like score in (0, 1]), best first; the first is what
         `choose` would return. For drafters that share the target's noise."""
+
+
+class Rule(Protocol):
+    """Changes the logits of one request, by what it has emitted, before a token is chosen. Made
+    when the request begins; its state is a function of the emitted tokens and their rows."""
+
+    def apply(self, row: Logits, position: int) -> None:
+        """In place, on the request's own copy: float32 [vocab]. Changes nothing else. -inf: may
+        not be chosen."""
+
+    def advance(self, row: Logits, token: int) -> None:
+        """`token` has been emitted; `row`: the target's raw logits it was chosen from."""
+
+
+class Grammar(Protocol):
+    """A form that a text must have, compiled; shared by the requests that ask for it."""
+
+    def begin(self) -> Rule:
+        """The state of one request's text, before its first token."""
 
 
 class RowOps(Protocol):

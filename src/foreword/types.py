@@ -6,106 +6,24 @@ to the field.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from foreword.errors import RequestError
+from foreword.params import MAX_LOGPROBS as MAX_LOGPROBS
+from foreword.params import MAX_SEED as MAX_SEED
+from foreword.params import SamplingParams as SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from foreword.protocols import Grammar
+
 FinishReason = Literal["stop", "length", "abort", "error"]
-
-MAX_LOGPROBS = 20
-MAX_SEED = 2**64 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """What the user asks of one request. `None` = take the model's default (`resolve`).
-
-    temperature: >= 0; 0 is greedy. top_p: (0, 1]; top_k: 0 or -1 = off; min_p: [0, 1].
-    seed: 0 .. 2**64 - 1; None = a fresh one is drawn and reported. n: samples per prompt, sample i
-    uses `derive(seed, i)`. max_tokens: output tokens at most; None = until the context ends.
-    stop: strings that end the text (not included in it). stop_token_ids: ids that end it.
-    logprobs: None = off, k = the chosen token's and the k highest raw log-probabilities.
-    Raises RequestError naming the field.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    n: int = 1
-    max_tokens: int | None = 16
-    stop: tuple[str, ...] | list[str] | str | None = None
-    stop_token_ids: tuple[int, ...] | list[int] | None = None
-    ignore_eos: bool = False
-    logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        _check(self.temperature, "temperature", 0.0, math.inf)
-        _check(self.top_p, "top_p", 0.0, 1.0)
-        _check(self.min_p, "min_p", 0.0, 1.0)
-        _check_int(self.top_k, "top_k", -1, None)
-        _check_int(self.seed, "seed", 0, MAX_SEED)
-        _check_int(self.n, "n", 1, 128)
-        _check_int(self.max_tokens, "max_tokens", 1, None)
-        _check_int(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
-        if self.top_p == 0.0:
-            raise RequestError("top_p must be > 0; for greedy set temperature to 0", "top_p")
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError("ignore_eos must be true or false", "ignore_eos")
-        for text in stop:
-            if not isinstance(text, str) or not text:
-                raise RequestError("stop must hold non-empty strings; drop the empty one", "stop")
-        for token in self.stop_token_ids or ():
-            _check_int(token, "stop_token_ids", 0, None)
-
-    def resolve(self, defaults: Mapping[str, float | int]) -> SamplingParams:
-        """Fill unset sampling fields from a model's generation config, then neutral ones."""
-        neutral: dict[str, float | int] = {
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-        }
-        unset = {
-            name: defaults.get(name, value)
-            for name, value in neutral.items()
-            if getattr(self, name) is None
-        }
-        return replace(self, **unset)  # type: ignore[arg-type]
-
-
-def _check(value: Any, name: str, low: float, high: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RequestError(f"{name} must be a finite number, got {value!r}", name)
-    if not low <= value <= high:
-        bound = f">= {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise RequestError(f"{name} must be {bound}, got {value!r}", name)
-
-
-def _check_int(value: Any, name: str, low: int, high: int | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be a whole number, got {value!r}", name)
-    if value < low or (high is not None and value > high):
-        bound = f">= {low}" if high is None else f"between {low} and {high}"
-        raise RequestError(f"{name} must be {bound}, got {value!r}", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +47,10 @@ class Request:
     salt: str = ""
     deadline: float | None = None  # time.monotonic() by which it should end; a wish, not a limit
     watch: Callable[[int], bool] | None = None  # token id -> a stop string is complete
+    bad_words: tuple[tuple[int, ...], ...] = ()  # each as the ids that may not follow each other
+    dry_breakers: frozenset[int] = frozenset()  # ids that end a DRY match
+    grammar: Grammar | None = None  # the form its text must have, compiled
+    adapter: str | None = None  # name of a loaded LoRA adapter
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from foreword.kernels.cpu.sampling import NativeRows
 from foreword.sample import filters, noise, portable
 from foreword.sample.compiled import CompiledSampler
 from foreword.sample.sampler import GumbelSampler, SamplerState, make
-from foreword.types import MAX_SEED, SamplingParams
+from foreword.types import MAX_SEED, Request, SamplingParams
 
 VOCAB = 1300
 
@@ -58,7 +58,7 @@ def params(**fields) -> SamplingParams:
 
 def choose(row: np.ndarray, seed: int, position: int, **fields):
     settings = params(**fields)
-    state = SAMPLER.begin(settings, seed, (1, 2, 3))
+    state = SAMPLER.begin(Request("", (1, 2, 3), settings, seed))
     return SAMPLER.choose(row, settings, state, position)
 
 
@@ -126,7 +126,7 @@ def test_rank_begins_with_the_choice(fields: dict) -> None:
     settings = params(**fields)
     for position in range(30):
         row = make_row(position + 100)
-        state = SAMPLER.begin(settings, 3, ())
+        state = SAMPLER.begin(Request("", (), settings, 3))
         ranked = SAMPLER.rank(row, settings, state, position, 6)
         assert ranked[0][0] == SAMPLER.choose(row, settings, state, position).token_id
         assert 1 <= len(ranked) <= 6

@@ -39,7 +39,7 @@ from foreword.kernels.cpu.backend import ISAS, load_native
 from foreword.kernels.ops import QUANTISED
 from foreword.sample.noise import philox
 from foreword.sample.sampler import GumbelSampler
-from foreword.types import Choice, SamplingParams
+from foreword.types import Choice, Request, SamplingParams
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"
 SMALL_MARGIN = 1e-3  # far above what another machine's rounding moves a float32 logit of T
@@ -76,7 +76,7 @@ def sampler_streams() -> dict[str, Any]:
     for name, fields in SAMPLINGS.items():
         params = SamplingParams(logprobs=3, **fields).resolve({})
         for seed in SEEDS:
-            state = sampler.begin(params, seed, ())
+            state = sampler.begin(Request("", (), params, seed))
             choices = [sampler.choose(row, params, state, at) for at, row in enumerate(rows)]
             streams[f"{name} {seed}"] = {
                 "token_ids": [choice.token_id for choice in choices],

@@ -122,10 +122,8 @@ def preemption_loses_sampler_state(patch: pytest.MonkeyPatch) -> None:
     def broken(self: Engine) -> Any:
         chosen = plan(self)
         for sequence in chosen.preempted:
-            request = sequence.request
-            sequence.sampler_state = self.parts.sampler.begin(
-                request.params, request.seed ^ 1, request.prompt_ids
-            )
+            request = replace(sequence.request, seed=sequence.request.seed ^ 1)
+            sequence.sampler_state = self.parts.sampler.begin(request)
         return chosen
 
     patch.setattr(Engine, "_plan", broken)

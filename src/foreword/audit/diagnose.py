@@ -13,7 +13,7 @@ from foreword.audit.drive import Answer, run_plain, run_setting
 from foreword.audit.laboratory import Laboratory
 from foreword.audit.settings import Setting
 from foreword.protocols import Logits, Sampler
-from foreword.types import Choice, SamplingParams, Sequence
+from foreword.types import Choice, Request, SamplingParams, Sequence
 
 
 class Recorder:
@@ -25,8 +25,8 @@ class Recorder:
         self._states: list[Any] = []  # kept alive: their identity is the key
         self._rows: dict[int, Logits] = {}
 
-    def begin(self, params: SamplingParams, seed: int, prompt_ids: SequenceOf[int]) -> Any:
-        state = self._inner.begin(params, seed, prompt_ids)
+    def begin(self, request: Request) -> Any:
+        state = self._inner.begin(request)
         self._states.append(state)
         return state
 
@@ -34,6 +34,9 @@ class Recorder:
         if position == self._position:
             self._rows[id(state)] = row.copy()
         return self._inner.choose(row, params, state, position)
+
+    def advance(self, row: Logits, state: Any, token: int) -> None:
+        self._inner.advance(row, state, token)
 
     def rank(
         self, row: Logits, params: SamplingParams, state: Any, position: int, count: int

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from foreword.protocols import Sampler
-from foreword.types import SamplingParams
+from foreword.types import Request, SamplingParams
 
 POSITIONS = 64
 LEAST_DISTINCT = 8  # of 64 independent draws among 32 ids or more: a miss has odds below 1e-20
@@ -27,11 +27,11 @@ def stream_faults(sampler: Sampler, vocab_size: int, seed: int) -> list[str]:
     def choose(state: Any, position: int) -> int:
         return sampler.choose(row, params, state, position).token_id
 
-    one, two = (sampler.begin(params, other, (0,)) for other in (seed, seed ^ 1))
+    one, two = (sampler.begin(Request("", (0,), params, other)) for other in (seed, seed ^ 1))
     first = [choose(one, position) for position in range(POSITIONS)]
     other = [choose(two, position) for position in range(POSITIONS)]
     again = [choose(one, position) for position in reversed(range(POSITIONS))][::-1]
-    fresh = sampler.begin(params, seed, (0,))
+    fresh = sampler.begin(Request("", (0,), params, seed))
     alone = choose(fresh, POSITIONS // 2)
     faults = []
     if len(set(first)) < LEAST_DISTINCT:

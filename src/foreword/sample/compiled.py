@@ -34,6 +34,8 @@ class CompiledSampler(GumbelSampler):
     def choose(
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int
     ) -> Choice:
+        if state.rules:
+            return super().choose(row, params, state, position)
         (choice,) = self.choose_rows([(row, params, state, position)])
         if isinstance(choice, Exception):
             raise choice
@@ -57,7 +59,7 @@ class CompiledSampler(GumbelSampler):
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int, count: int
     ) -> list[tuple[int, float]]:
         temperature = temperature_of(params)
-        if not 0.0 < temperature <= perturbed.HOTTEST:
+        if state.rules or not 0.0 < temperature <= perturbed.HOTTEST:
             return super().rank(row, params, state, position, count)
         fault, found = self.rows.rank(_ask(row, params, state, position), count + RIVALS)
         if fault:

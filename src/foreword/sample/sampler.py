@@ -9,17 +9,17 @@ without noise, and needs no filter (see filters.py). Knows nothing of drafts or 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
 
 from foreword.errors import NonFiniteLogits
-from foreword.protocols import Logits
+from foreword.protocols import Logits, Rule
 from foreword.sample import filters, logprobs, noise, perturbed
 from foreword.sample.filters import Row
 from foreword.sample.portable import Floats, Ids
-from foreword.types import Choice, SamplingParams
+from foreword.sample.rules import rules_of
+from foreword.types import Choice, Request, SamplingParams
 
 RIVALS = 8  # strongest ids beyond the ones asked for that `rank` weighs its scores against
 LOWEST_SCORE = 1e-9
@@ -30,14 +30,19 @@ class SamplerState:
     """What a request's choices depend on beyond its parameters."""
 
     seed: int  # 0 .. 2**64 - 1
+    rules: tuple[Rule, ...] = ()  # in the order they change the row
 
 
 class GumbelSampler:
     """Implements protocols.Sampler. `params` are resolved: no sampling field is None."""
 
-    def begin(self, params: SamplingParams, seed: int, prompt_ids: SequenceOf[int]) -> SamplerState:
-        assert 0 <= seed <= noise.MASK, seed
-        return SamplerState(seed)
+    def begin(self, request: Request) -> SamplerState:
+        assert 0 <= request.seed <= noise.MASK, request.seed
+        return SamplerState(request.seed, rules_of(request))
+
+    def advance(self, row: Logits, state: SamplerState, token: int) -> None:
+        for rule in state.rules:
+            rule.advance(row, token)
 
     def choose(
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int
@@ -46,14 +51,16 @@ class GumbelSampler:
 
         -inf marks ids that may not be chosen. Raises NonFiniteLogits on NaN, +inf or all -inf."""
         row = tidy(row)
-        best = peak_id(row, position)
+        peak = float(row[peak_id(row, position)])
+        open_row = processed(row, state, position)
+        best = peak_id(open_row, position)
         if temperature_of(params) == 0.0:
             token = best
         else:
-            token = int(self._strongest(row, best, params, state, position, 1)[0][0])
+            token = int(self._strongest(open_row, best, params, state, position, 1)[0][0])
         if params.logprobs is None:
             return Choice(token)
-        return Choice(token, logprobs.raw(row, float(row[best]), token, params.logprobs))
+        return Choice(token, logprobs.raw(row, peak, token, params.logprobs))
 
     def rank(
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int, count: int
@@ -61,7 +68,7 @@ class GumbelSampler:
         """Up to `count` ids by (logit + temperature * noise descending, id ascending); the first is
         `choose`'s. Scores in (0, 1], hints only: at temperature 0 the softmax of the logits, else
         the softmax of (logit + temperature * noise) / temperature over these ids and 8 rivals."""
-        row = tidy(row)
+        row = processed(tidy(row), state, position)
         best = peak_id(row, position)
         temperature = temperature_of(params)
         if temperature == 0.0:
@@ -99,6 +106,16 @@ class GumbelSampler:
         words = noise.words(state.seed, position, ids)
         indices, scores = perturbed.strongest(row[ids], words, temperature, count)
         return ids[indices], scores
+
+
+def processed(row: Row, state: SamplerState, position: int) -> Row:
+    """What the request's rules make of its row: a copy, or the row itself where there are none."""
+    if not state.rules:
+        return row
+    row = row.copy()
+    for rule in state.rules:
+        rule.apply(row, position)
+    return row
 
 
 def temperature_of(params: SamplingParams) -> float:
