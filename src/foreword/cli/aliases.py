@@ -39,6 +39,10 @@ _SAME = {
     "seed": ("sampling-seed", "random-seed"),
     "stop-token-id": ("stop-token-ids",),
     "temperature": ("temp",),
+    "repetition-penalty": ("repeat-penalty",),
+    "typical-p": ("typical",),
+    "mirostat-tau": ("mirostat-ent",),
+    "mirostat-eta": ("mirostat-lr",),
 }
 ALIASES = {alias: name for name, aliases in _SAME.items() for alias in aliases}
 
@@ -58,14 +62,6 @@ _GROUPS = {
         "adapter",
     ),
     "this request parameter is not implemented; leave it out": (
-        "presence-penalty",
-        "frequency-penalty",
-        "repetition-penalty",
-        "logit-bias",
-        "min-tokens",
-        "grammar",
-        "guided-json",
-        "best-of",
         "tool-call-parser",
         "reasoning-parser",
     ),

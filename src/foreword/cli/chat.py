@@ -15,10 +15,9 @@ import typer
 from foreword.cli.options import (
     EngineOptions,
     Model,
-    SamplingOptions,
     llm_arguments,
-    sampling_params,
 )
+from foreword.cli.sampling import SamplingOptions, sampling_params
 from foreword.cli.show import note, progress_bars
 from foreword.cli.statistics import rate, ratio, speculation_line
 from foreword.errors import ForewordError, RequestError

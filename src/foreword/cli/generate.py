@@ -16,12 +16,11 @@ from foreword.cli.options import (
     EngineOptions,
     Json,
     Model,
-    SamplingOptions,
     llm_arguments,
     read_text,
-    sampling_params,
 )
 from foreword.cli.plain import Comparison, verify
+from foreword.cli.sampling import SamplingOptions, sampling_params
 from foreword.cli.show import note, print_json, progress_bars
 from foreword.cli.statistics import (
     batch_line,

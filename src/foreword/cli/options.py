@@ -15,9 +15,8 @@ import typer
 from foreword.cli.config_file import ConfigFile
 from foreword.cli.numbers import decimal, whole_number
 from foreword.errors import ConfigError
-from foreword.types import SamplingParams
 
-_SAMPLING, _SPECULATION, _ENGINE = "Sampling", "Speculation", "Engine"
+_SPECULATION, _ENGINE = "Speculation", "Engine"
 
 
 def _number(name: str, help: str, panel: str) -> Any:
@@ -37,31 +36,6 @@ Model = Annotated[
     typer.Argument(help="Folder, .gguf file, org/name from the hub, or a built-in name."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
-
-
-@dataclass(slots=True)
-class SamplingOptions:
-    temperature: Annotated[float | None, _decimal("--temperature", "0 = greedy.", _SAMPLING)] = None
-    top_p: Annotated[float | None, _decimal("--top-p", "In (0, 1].", _SAMPLING)] = None
-    top_k: Annotated[int | None, _number("--top-k", "0 or -1 = off.", _SAMPLING)] = None
-    min_p: Annotated[float | None, _decimal("--min-p", "In [0, 1].", _SAMPLING)] = None
-    seed: Annotated[
-        int | None, _number("--seed", "Of every request. Unset: drawn and reported.", _SAMPLING)
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        _number("--max-tokens", "Output tokens at most; generate: 256, chat: no limit.", _SAMPLING),
-    ] = None
-    stop: Annotated[
-        list[str] | None, _text("--stop", "Text that ends the answer. Repeatable.", _SAMPLING, "S")
-    ] = None
-    stop_token_id: Annotated[
-        list[int] | None, _number("--stop-token-id", "Id that ends it. Repeatable.", _SAMPLING)
-    ] = None
-    ignore_eos: Annotated[
-        bool,
-        typer.Option("--ignore-eos", help="Go on after end tokens.", rich_help_panel=_SAMPLING),
-    ] = False
 
 
 @dataclass(slots=True)
@@ -175,22 +149,6 @@ class EngineOptions:
         bool, typer.Option("--enable-deterministic-inference", hidden=True)
     ] = False
     config: ConfigFile = None
-
-
-def sampling_params(options: SamplingOptions, **more: Any) -> SamplingParams:
-    """Raises RequestError for a value out of range."""
-    return SamplingParams(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        seed=options.seed,
-        max_tokens=options.max_tokens,
-        stop=options.stop,
-        stop_token_ids=options.stop_token_id,
-        ignore_eos=options.ignore_eos,
-        **more,
-    )
 
 
 def llm_arguments(options: EngineOptions, seed: int | None = None) -> dict[str, Any]:
