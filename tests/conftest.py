@@ -1,13 +1,17 @@
 """Fixtures over `apparatus`, one compute thread, and a session that refuses empty test files.
 
-Property tests are derandomised: a run repeats exactly, and a failure is a failure everywhere.
+Property tests are derandomised: a run repeats exactly, and a failure is a failure everywhere. What
+the exactness tests compared is printed at the end, added up over the processes that ran them.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,3 +93,39 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> str:
         raise pytest.UsageError(f"no test collected from {', '.join(empty)}")
     found = sum(_tests_in_file.values())
     return f"{found} tests found in {len(_files)} files, {len(items)} selected"
+
+
+_compared: dict[str, Counter[str]] = {}  # file -> what -> how many
+
+
+def _add_compared(counts: dict[str, dict[str, int]]) -> None:
+    for name, numbers in counts.items():
+        _compared.setdefault(name, Counter()).update(numbers)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    harness = sys.modules.get("harness")
+    if harness is None:
+        return
+    counts = {name: asdict(compared) for name, compared in harness.COMPARED.items()}
+    sent = getattr(session.config, "workeroutput", None)  # of a worker process, for its parent
+    if sent is None:
+        _add_compared(counts)
+    else:
+        sent["compared"] = counts
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _add_compared(getattr(node, "workeroutput", {}).get("compared", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _compared:
+        return
+    terminalreporter.section("compared with plain decoding alone, bit for bit")
+    for name, numbers in [*sorted(_compared.items()), ("all", sum(_compared.values(), Counter()))]:
+        listed = ", ".join(
+            f"{numbers[what]} {what}" for what in ("outputs", "positions", "logprobs")
+        )
+        terminalreporter.line(f"{name}: {listed} identical")

@@ -1,9 +1,9 @@
 """Any mix of request parameters, batched and speculated: the bits of each request alone.
 
 A case is a handful of requests, each with parameters of its own, under one setting of the engine
-(drafter, tree, draft length, rows of a pass, KV room, prefix cache). Everything a user gets is compared
-with the same request decoded alone, one token at a time: ids, text, every logprob, prompt logprobs,
-finish and stop reasons. What the parameters did is counted, so that one without effect is noticed.
+(drafter, tree, draft length, rows of a pass, KV room, prefix cache). Everything a user gets is
+compared with the same request decoded alone, one token at a time: ids, text, every logprob, prompt
+logprobs, finish and stop reasons.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import Rig, count, rig
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from foreword.errors import RequestError
 from foreword.outputs import CompletionOutput, RequestOutput
 from foreword.params import SamplingParams, StructuredOutput
-from harness import Rig, count, rig
 
 VOCAB = 256
 QUICK, MANY = 60, 2000
@@ -146,7 +146,9 @@ def alone(one: Rig, prompt: tuple[int, ...], params: SamplingParams) -> RequestO
 
 def together(one: Rig, asked: list[Any], setting: dict[str, Any]) -> list[RequestOutput]:
     engine = one.engine(**setting)
-    found = one.door(engine).generate([prompt for prompt, _ in asked], [params for _, params in asked])
+    found = one.door(engine).generate(
+        [prompt for prompt, _ in asked], [params for _, params in asked]
+    )
     engine.parts.kv.check()
     assert not engine.has_work
     return found
