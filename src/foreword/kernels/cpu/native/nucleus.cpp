@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "items.h"
+
 namespace foreword {
 namespace {
 
@@ -13,41 +15,10 @@ constexpr double kClose = 1e-9;  // error of an exact total summed in another or
 
 constexpr size_t kMany = 4096;   // items worth a pass that spares others
 
-struct Item {
-  Key key;
-  double weight;
-};
-
-std::vector<Item> weigh(const LogitRow& row, const std::vector<Key>& keys, double temperature) {
-  std::vector<float> values(keys.size());
-  std::transform(keys.begin(), keys.end(), values.begin(), value_of);
-  std::vector<double> weights(keys.size());
-  row.loops.weights(values.data(), static_cast<int>(keys.size()), row.peak, temperature,
-                    weights.data());
-  std::vector<Item> items(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) items[i] = {keys[i], weights[i]};
-  return items;
-}
-
 double sum_of(const std::vector<Item>& items, size_t first, size_t last) {
   double sum = 0.0;
   for (size_t i = first; i < last; ++i) sum += items[i].weight;
   return sum;
-}
-
-// portable.block_sum of items with ascending ids, all others being zero.
-double sparse_total(const std::vector<Item>& items) {
-  double total = 0.0, sum = 0.0;
-  int block = 0;
-  for (const Item& item : items) {
-    if (id_of(item.key) / kBlock != block) {
-      total += sum;
-      sum = 0.0;
-      block = id_of(item.key) / kBlock;
-    }
-    sum += item.weight;
-  }
-  return total + sum;
 }
 
 // Brings the items of the range of keys in which the weights reach `goal` to the front of all;
