@@ -234,7 +234,8 @@ class RowOps(Protocol):
 
 
 class Edit(NamedTuple):
-    """One change of a logit row, at distinct `ids` (int64, contiguous). float32 throughout.
+    """One change of a logit row, at distinct `ids` >= 0 (int64, contiguous); ids outside the row
+    are passed over. float32 throughout.
 
     ADD: row[id] += values[id]. REPEAT: row[id] is divided by `factor` where positive, else
     multiplied. MASK: row[id] = -inf. ONLY: all others become -inf.

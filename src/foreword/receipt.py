@@ -36,8 +36,9 @@ def as_json(params: SamplingParams) -> dict[str, Any]:
     found = {name: getattr(params, name) for name in names}
     found["logits_processors"] = [processor_name(one) for one in params.logits_processors or ()]
     if params.structured_outputs is not None:
-        form = asdict(params.structured_outputs)
-        found["structured_outputs"] = {key: value for key, value in form.items() if value}
+        form = asdict(params.structured_outputs).items()
+        given = {key: value for key, value in form if value not in (None, False)}
+        found["structured_outputs"] = given
     if params.logit_bias is not None:
         found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
     return {

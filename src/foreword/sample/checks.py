@@ -40,6 +40,5 @@ def _check_something_left(request: Request, vocab_size: int) -> None:
     if all(token in masked for token in allowed):
         name = "bad_words" if params.allowed_token_ids is None else "allowed_token_ids"
         raise RequestError(
-            "no id may come: bad_words and min_tokens mask every id that is allowed; allow more",
-            name,
+            f"{name}: bad_words and min_tokens mask every id that is allowed; allow more", name
         )

@@ -33,8 +33,12 @@ class EditRule:
 
 
 def edit_row(row: Row, edit: Edit) -> None:
-    """In place, float32 [vocab]. Overflow gives infinities, which the sampler refuses."""
+    """In place, float32 [vocab]; ids outside the row are nobody's. Overflow gives infinities, which
+    the sampler refuses."""
     kind, ids, values, factor = edit
+    if (ids >= len(row)).any():
+        inside = ids < len(row)
+        ids, values = ids[inside], None if values is None else values[inside]
     with np.errstate(over="ignore", under="ignore"):
         if kind == ADD:
             assert values is not None

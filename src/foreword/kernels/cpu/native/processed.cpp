@@ -9,11 +9,18 @@ namespace {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
+// Calls body(i, row[ids[i]]) for the ids inside the row.
+template <typename Body>
+void each(const Edit& edit, float* row, int size, const Body& body) {
+  for (int64_t i = 0; i < edit.count; ++i)
+    if (edit.ids[i] < size) body(i, row[edit.ids[i]]);
+}
+
 void keep_only(const Edit& edit, float* row, int size) {
   std::vector<float> kept(edit.count);
-  for (int64_t i = 0; i < edit.count; ++i) kept[i] = row[edit.ids[i]];
+  each(edit, row, size, [&](int64_t i, float& value) { kept[i] = value; });
   std::fill(row, row + size, kMasked);
-  for (int64_t i = 0; i < edit.count; ++i) row[edit.ids[i]] = kept[i];
+  each(edit, row, size, [&](int64_t i, float& value) { value = kept[i]; });
 }
 
 }  // namespace
@@ -23,16 +30,15 @@ void apply_edits(const Edit* edits, int64_t count, float* row, int size) {
     const float penalty = static_cast<float>(edit->factor);
     switch (edit->kind) {
       case Change::kAdd:
-        for (int64_t i = 0; i < edit->count; ++i) row[edit->ids[i]] += edit->values[i];
+        each(*edit, row, size, [&](int64_t i, float& value) { value += edit->values[i]; });
         break;
       case Change::kRepeat:
-        for (int64_t i = 0; i < edit->count; ++i) {
-          float& value = row[edit->ids[i]];
+        each(*edit, row, size, [&](int64_t, float& value) {
           value = value > 0.0f ? value / penalty : value * penalty;
-        }
+        });
         break;
       case Change::kMask:
-        for (int64_t i = 0; i < edit->count; ++i) row[edit->ids[i]] = kMasked;
+        each(*edit, row, size, [&](int64_t, float& value) { value = kMasked; });
         break;
       case Change::kOnly:
         keep_only(*edit, row, size);

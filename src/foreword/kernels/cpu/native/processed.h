@@ -8,7 +8,7 @@ enum class Change : int64_t { kAdd = 0, kRepeat = 1, kMask = 2, kOnly = 3 };
 
 struct Edit {
   Change kind;
-  const int64_t* ids;   // distinct, inside the row
+  const int64_t* ids;   // distinct, >= 0; those outside the row are passed over
   const float* values;  // kAdd's
   int64_t count;
   double factor;  // kRepeat's
