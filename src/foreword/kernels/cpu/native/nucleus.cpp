@@ -10,7 +10,7 @@
 namespace foreword {
 namespace {
 
-constexpr double kHeads[] = {6.0, 14.0, HUGE_VAL};  // nats below the highest
+constexpr double kHeads[] = {6.0, 8.0, 10.0, 14.0, HUGE_VAL};  // nats below the highest
 constexpr double kClose = 1e-9;  // error of an exact total summed in another order, and room
 
 constexpr size_t kMany = 4096;   // items worth a pass that spares others
@@ -90,7 +90,7 @@ float within(double peak, double temperature, double nats) {
   return std::nextafter(static_cast<float>(lowest), kMasked);
 }
 
-Key nucleus(const LogitRow& row, double temperature, double top_p, Key last) {
+Key nucleus(const LogitRow& row, double temperature, double top_p, Key last, double least) {
   std::vector<Item> items;
   double total, slack = kClose;
   if (last != kLastKey) {
@@ -100,6 +100,11 @@ Key nucleus(const LogitRow& row, double temperature, double top_p, Key last) {
     const bool hot = temperature > kHottest;
     total = hot ? row.total(temperature) : row.rough_total(temperature);
     slack = hot ? kClose : kRough;
+    if (least > 0.0) {
+      const float lowest = within(row.peak, temperature, -std::log(least) + 1e-6);
+      items = weigh(row, row.collect(lowest, kLastKey), temperature);
+      if (sum_of(items, 0, items.size()) < top_p * total * (1.0 - 2.0 * kRough)) return last;
+    }
     for (double nats : kHeads) {
       items = weigh(row, row.collect(within(row.peak, temperature, nats), kLastKey), temperature);
       // The prefix may be longer than this head, unless:
