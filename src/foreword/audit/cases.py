@@ -40,9 +40,6 @@ TEXTS = {
 
 SAMPLINGS: dict[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "sampled": {"temperature": 0.8, "top_p": 0.95},
-    "top-k": {"temperature": 0.8, "top_k": 40},
-    "min-p": {"temperature": 1.0, "min_p": 0.05},
     "penalised": {
         "temperature": 0.7,
         "repetition_penalty": 1.2,
@@ -50,6 +47,11 @@ SAMPLINGS: dict[str, Mapping[str, Any]] = {
         "frequency_penalty": 0.3,
         "top_p": 0.95,
     },
+    "sampled": {"temperature": 0.8, "top_p": 0.95},
+    "mirostat": {"temperature": 1.0, "mirostat_mode": 2, "presence_penalty": 0.5},
+    "top-k": {"temperature": 0.8, "top_k": 40},
+    "typical": {"temperature": 1.0, "typical_p": 0.9, "xtc_probability": 0.5},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
     "masked": {
         "temperature": 0.0,
         "logit_bias": dict.fromkeys(range(0, 256, 5), 1.5),
@@ -57,10 +59,7 @@ SAMPLINGS: dict[str, Mapping[str, Any]] = {
         "min_tokens": 3,
         "dry_multiplier": 0.8,
     },
-    "typical": {"temperature": 1.0, "typical_p": 0.9, "xtc_probability": 0.5},
-    "mirostat": {"temperature": 1.0, "mirostat_mode": 2, "presence_penalty": 0.5},
 }
-IN_TURN = 4  # a short audit takes every so many of them for a prompt, all of them over the prompts
 BAD_WORDS = (" the", "the", "ring", "red blue")
 BREAKERS = ("\n", ":")
 
@@ -114,9 +113,9 @@ def make_cases(
 ) -> list[Case]:
     """Cases for the built-in prompts and the user's own.
 
-    every: each prompt with each sampling; else each prompt with two of them in turn (BAD_WORDS and
-    BREAKERS go with the masked one). Built-in
-    prompts are cut to what `context` (positions) leaves beside `max_tokens`.
+    every: each prompt with each sampling; else each prompt with half of them in turn (BAD_WORDS and
+    BREAKERS go with the masked one). Built-in prompts are cut to what `context` (positions) leaves
+    beside `max_tokens`.
     """
     room = context - max_tokens
     named = {name: encode(text)[: min(room, LONG)] for name, text in TEXTS.items()}
@@ -129,7 +128,7 @@ def make_cases(
     chosen = [
         (name, sampling)  # neighbours in this list run together: different prompts
         for (turn, sampling), (place, name) in product(enumerate(SAMPLINGS), enumerate(named))
-        if every or (place + turn) % IN_TURN == 0
+        if every or (place + turn) % 2 == 0
     ]
     return [
         Case(
