@@ -21,12 +21,15 @@ from foreword.errors import ConfigError, RequestError
 from foreword.outputs import CompletionOutput, RequestOutput, Sample, completion
 from foreword.prompts import Prompt
 from foreword.receipt import make_receipt
+from foreword.sample.checks import check_processors
 from foreword.sample.noise import derive, fresh_seed, request_seed
 from foreword.text.stops import split_stops
 from foreword.text.stream import TextStream
 from foreword.text.template import encode_chat
+from foreword.text.words import bad_word_ids, breaker_ids
 from foreword.types import Request, SamplingParams
 
+MAX_BREAKERS = 32  # lists of DRY breakers whose ids are kept
 Messages = SequenceOf[Mapping[str, Any]]
 
 
@@ -84,6 +87,7 @@ class LLM:
         self.built: Built = build(config, progress)
         self.engine = self.built.engine
         self.tokenizer = self.built.tokenizer
+        self._breaker_ids: dict[tuple[str, ...], frozenset[int]] = {(): frozenset()}
         self._numbers = itertools.count()
         self._live: dict[str, Sample] = {}  # by sequence id: whoever steps marks everybody's
         self._lock = Lock()  # held for one step at a time
@@ -238,6 +242,8 @@ class LLM:
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         texts, ids = split_stops(self.tokenizer, params.stop or ())
         ends = frozenset() if params.ignore_eos else self.built.checkpoint.eos_ids
+        bad_words = bad_word_ids(self.tokenizer, params.bad_words or ())
+        breakers = self._breakers(params)
         with self._lock:
             number = next(self._numbers)
             seed = self._seed(params, number)
@@ -254,7 +260,10 @@ class LLM:
                         max_tokens=limit,
                         group=str(number),
                         watch=stream.push,
+                        bad_words=bad_words,
+                        dry_breakers=breakers,
                     )
+                    check_processors(request, self.built.vocab_size)
                     sequence = self.engine.add(request)
                     samples.append(Sample(sequence, stream, index, chat_date, time.monotonic()))
             except BaseException:
@@ -263,6 +272,15 @@ class LLM:
                 raise
             self._live.update((sample.sequence.id, sample) for sample in samples)
         return samples
+
+    def _breakers(self, params: SamplingParams) -> frozenset[int]:
+        """Looks at every token's text: the answers are kept, for a few lists of breakers."""
+        key = tuple(params.dry_sequence_breakers) if params.dry_multiplier else ()
+        if key not in self._breaker_ids:
+            if len(self._breaker_ids) >= MAX_BREAKERS:
+                self._breaker_ids.clear()
+            self._breaker_ids[key] = breaker_ids(self.tokenizer, key)
+        return self._breaker_ids[key]
 
     def _seed(self, params: SamplingParams, number: int) -> int:
         if params.seed is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from foreword.errors import RequestError
@@ -33,6 +33,22 @@ NEUTRAL: dict[str, float | int] = {
     "typical_p": 1.0,
     "repetition_penalty": 1.0,
 }
+
+FILTERS = ("top_k", "top_p", "min_p", "typical_p", "xtc_probability")  # what mirostat replaces
+MOST = 1e9  # of a penalty: far beyond use, and no logit overflows
+RANGES: dict[str, tuple[float, float]] = {
+    "typical_p": (0.0, 1.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "mirostat_tau": (0.0, 1000.0),
+    "mirostat_eta": (0.0, 1000.0),
+    "repetition_penalty": (1.0 / MOST, MOST),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "dry_multiplier": (0.0, MOST),
+    "dry_base": (1.0, MOST),
+}
+BIAS = 100.0  # a logit_bias is between -BIAS and BIAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +82,14 @@ class SamplingParams:
 
     temperature: >= 0; 0 is greedy. top_p: (0, 1]; top_k: 0 or -1 = off; min_p: [0, 1].
     typical_p: (0, 1], 1 = off. xtc_probability: [0, 1], 0 = off; xtc_threshold: [0, 1].
-    mirostat_mode: 0 = off, 2; mirostat_tau: surprise aimed at, bits; mirostat_eta: learning rate.
-    repetition_penalty: > 0, 1 = off (prompt and output). presence_penalty, frequency_penalty:
-    [-2, 2], output only. dry_multiplier: >= 0, 0 = off; dry_base; dry_allowed_length;
-    dry_penalty_last_n: -1 = whole context; dry_sequence_breakers: strings that end a match.
+    mirostat_mode: 0 = off, 2 (then no filter above may be asked for); mirostat_tau: surprise aimed
+    at, bits, (0, 1000]; mirostat_eta: learning rate, [0, 1000].
+    repetition_penalty: [1e-9, 1e9], 1 = off (prompt and output). presence_penalty,
+    frequency_penalty: [-2, 2], output only. dry_multiplier: [0, 1e9], 0 = off; dry_base: [1, 1e9];
+    dry_allowed_length: >= 1; dry_penalty_last_n: -1 = whole context; dry_sequence_breakers: strings
+    that end a match.
     logit_bias: id -> added to its logit, [-100, 100]. allowed_token_ids: nothing else may come.
-    bad_words: texts that may not come. min_tokens: no end before so many.
+    bad_words: texts that may not come. min_tokens: no end before so many, <= max_tokens.
     logits_processors: called in order with (ids so far, a copy of the row).
     structured_outputs: the form of the text.
 
@@ -112,7 +130,7 @@ class SamplingParams:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[str, ...] | list[str] = ("\n", ":", '"', "*")
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
     bad_words: tuple[str, ...] | list[str] | None = None
     min_tokens: int = 0
@@ -127,8 +145,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
-        for name in ("stop_token_ids", "bad_words", "logits_processors"):
+        for name in ("stop_token_ids", "logits_processors"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        for name in ("bad_words", "dry_sequence_breakers"):
+            object.__setattr__(self, name, _texts(getattr(self, name), name))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         _check(self.temperature, "temperature", 0.0, math.inf)
         _check(self.top_p, "top_p", 0.0, 1.0)
         _check(self.min_p, "min_p", 0.0, 1.0)
@@ -146,15 +167,98 @@ class SamplingParams:
                 raise RequestError("stop must hold non-empty strings; drop the empty one", "stop")
         for token in self.stop_token_ids or ():
             _check_int(token, "stop_token_ids", 0, None)
+        self._check_processors()
+
+    def _check_processors(self) -> None:
+        """The fields of sample/'s processors and filters."""
+        for name, (low, high) in RANGES.items():
+            _check(getattr(self, name), name, low, high)
+        if self.typical_p == 0.0:
+            raise RequestError("typical_p must be > 0; 1 switches it off", "typical_p")
+        _check_int(self.dry_allowed_length, "dry_allowed_length", 1, None)
+        _check_int(self.dry_penalty_last_n, "dry_penalty_last_n", -1, None)
+        _check_int(self.min_tokens, "min_tokens", 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens"
+            )
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            for token in self.allowed_token_ids:
+                _check_int(token, "allowed_token_ids", 0, None)
+            if not self.allowed_token_ids:
+                raise RequestError(
+                    "allowed_token_ids is empty: nothing could be chosen; leave it out for all ids",
+                    "allowed_token_ids",
+                )
+        for processor in self.logits_processors or ():
+            if not callable(processor):
+                raise RequestError(
+                    f"logits_processors must hold callables, got {processor!r}", "logits_processors"
+                )
+        self._check_mirostat()
+
+    def _check_mirostat(self) -> None:
+        if self.mirostat_mode not in (0, 2) or isinstance(self.mirostat_mode, bool):
+            raise RequestError(
+                f"mirostat_mode must be 0 (off) or 2, got {self.mirostat_mode!r}", "mirostat_mode"
+            )
+        if not self.mirostat_mode:
+            return
+        if self.mirostat_tau == 0.0:
+            raise RequestError("mirostat_tau must be > 0; for greedy set temperature to 0",
+                               "mirostat_tau")  # fmt: skip
+        for name in FILTERS:
+            value = getattr(self, name)
+            if value not in (None, NEUTRAL.get(name, 0.0)) and not (
+                name == "top_k" and value == -1
+            ):
+                raise RequestError(
+                    f"mirostat_mode decides what may be chosen, and so does {name}; "
+                    f"drop one of them",
+                    name,
+                )
 
     def resolve(self, defaults: Mapping[str, float | int]) -> SamplingParams:
-        """Fill unset sampling fields from a model's generation config, then neutral ones."""
+        """Fill unset sampling fields from a model's generation config, then neutral ones. A model's
+        filters do not apply to a request that asks for mirostat."""
         unset = {
-            name: defaults.get(name, value)
+            name: value if self.mirostat_mode and name in FILTERS else defaults.get(name, value)
             for name, value in NEUTRAL.items()
             if getattr(self, name) is None
         }
         return replace(self, **unset)  # type: ignore[arg-type]
+
+
+def processor_name(processor: LogitsProcessor) -> str:
+    """What errors and receipts call a user's callable: its qualified name, or its class's."""
+    named = processor if hasattr(processor, "__qualname__") else type(processor)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _texts(value: Any, name: str) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value or ())
+    for text in texts:
+        if not isinstance(text, str) or not text.strip(" ") if name == "bad_words" else not text:
+            raise RequestError(f"{name} must hold texts with something in them, got {text!r}", name)
+    return texts
+
+
+def _bias(value: Any) -> dict[int, float] | None:
+    """Ids in order, as numbers; JSON has them as text."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise RequestError(f"logit_bias must map token ids to numbers, got {value!r}", "logit_bias")
+    found: dict[int, float] = {}
+    for key, amount in value.items():
+        token = int(key) if isinstance(key, str) and key.isdecimal() else key
+        _check_int(token, "logit_bias", 0, None)
+        if amount is None:
+            raise RequestError(f"logit_bias of id {token} must be a number, got None", "logit_bias")
+        _check(amount, "logit_bias", -BIAS, BIAS)
+        found[token] = float(amount)
+    return dict(sorted(found.items())) or None
 
 
 def _check(value: Any, name: str, low: float, high: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -188,7 +188,14 @@ class Sampler(Protocol):
         self, row: Logits, params: SamplingParams, state: Any, position: int, count: int
     ) -> list[tuple[int, float]]:
         """Up to `count` (token, probability-like score in (0, 1]), best first; the first is what
-        `choose` would return. For drafters that share the target's noise."""
+        `choose` would return, were there no user-supplied processors: a guess does not run them.
+        For drafters that share the target's noise."""
+
+    def open_row(
+        self, row: Logits, params: SamplingParams, state: Any, position: int
+    ) -> np.ndarray:
+        """The float32 [vocab] that the choice is made from, an own copy: after every processor,
+        and -inf at the ids that the filters drop (none at temperature 0). Raises as `choose`."""
 
 
 class Rule(Protocol):
@@ -226,9 +233,41 @@ class RowOps(Protocol):
         `TokenLogprobs`. NaN for a row that holds NaN, +inf or nothing but -inf."""
 
 
-RowAsk = tuple[Logits, float, float, float, int, int, int, int]
-"""A contiguous float32 row, temperature, top_p, min_p, top_k (at most the row's length), seed,
-position, and how many of the highest log-probabilities (-1: none at all)."""
+class Edit(NamedTuple):
+    """One change of a logit row, at distinct `ids` >= 0 (int64, contiguous); ids outside the row
+    are passed over. float32 throughout.
+
+    ADD: row[id] += values[id]. REPEAT: row[id] is divided by `factor` where positive, else
+    multiplied. MASK: row[id] = -inf. ONLY: all others become -inf.
+    """
+
+    kind: int
+    ids: np.ndarray  # int64 [n]
+    values: np.ndarray | None = None  # float32 [n], contiguous; ADD's
+    factor: float = 1.0  # rounded to float32; REPEAT's
+
+
+ADD, REPEAT, MASK, ONLY = range(4)  # kinds of Edit
+
+
+class RowAsk(NamedTuple):
+    """What a compiled chain is asked about one row. The fields have the meaning and the ranges of
+    SamplingParams, resolved."""
+
+    row: Logits  # contiguous float32 [vocab], before its edits
+    raw: Logits  # the target's own row, for log-probabilities; `row` itself where nothing differs
+    seed: int
+    position: int
+    temperature: float
+    top_k: int = 0  # at most the row's length
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mu: float = float("inf")  # mirostat's, bits; inf = off
+    logprobs: int = -1  # how many of the highest log-probabilities; -1: none at all
+    edits: tuple[Edit, ...] = ()  # in order
 
 
 class CompiledRows(RowOps, Protocol):
@@ -237,14 +276,22 @@ class CompiledRows(RowOps, Protocol):
     def choose(
         self, asks: SequenceOf[RowAsk]
     ) -> list[tuple[int, int, float, list[tuple[int, float]]]]:
-        """Of each row (all of one length) a fault, the token, its logprob, the highest ones. The
-        fault is 0, NON_FINITE or ALL_MASKED; then the rest means nothing."""
+        """Of each row (all of one length) a fault, the token, its logprob, the highest ones. With a
+        fault other than 0 the rest means nothing."""
 
     def rank(self, ask: RowAsk, count: int) -> tuple[int, list[tuple[int, float]]]:
         """A fault, and up to `count` (id, perturbed score), best first; temperature > 0."""
 
+    def open_row(self, ask: RowAsk) -> tuple[int, np.ndarray]:
+        """A fault, and Sampler.open_row."""
 
-NON_FINITE, ALL_MASKED = 1, 2  # faults of a row: NaN or +inf in it; nothing but -inf
+    def surprise(self, ask: RowAsk, token: int) -> tuple[int, float]:
+        """A fault, and the bits of mirostat.surprise for `token`; temperature > 0, finite mu."""
+
+
+# Faults of a row: NaN or +inf in the target's own, nothing but -inf there; the same after its
+# processors.
+NON_FINITE, ALL_MASKED, OVERFLOWED, NONE_LEFT = 1, 2, 3, 4
 
 
 class Acceptor(Protocol):

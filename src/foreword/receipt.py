@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from foreword import machine
 from foreword.build import NUMERICS_VERSION, Built
 from foreword.kernels._defaults import arithmetic
 from foreword.kernels._host import arithmetic_build
-from foreword.types import Sequence
+from foreword.params import processor_name
+from foreword.types import SamplingParams, Sequence
 from foreword.version import __version__
+
+# Fields that decide which samples there are, what is reported of them, or when they are cut.
+NO_TOKENS = frozenset(
+    {"seed", "n", "best_of", "logprobs", "logprobs_mode", "prompt_logprobs", "time_limit"}
+)
 
 
 def ids_sha256(token_ids: SequenceOf[int]) -> str:
@@ -23,12 +29,29 @@ def ids_sha256(token_ids: SequenceOf[int]) -> str:
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
 
 
+def as_json(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that the tokens of one sample depend on, as plain data; SamplingParams takes
+    them back, but for the user's own callables, of which the names are all there is."""
+    names = {item.name for item in fields(params)} - NO_TOKENS
+    found = {name: getattr(params, name) for name in names}
+    found["logits_processors"] = [processor_name(one) for one in params.logits_processors or ()]
+    if params.structured_outputs is not None:
+        form = asdict(params.structured_outputs).items()
+        given = {key: value for key, value in form if value not in (None, False)}
+        found["structured_outputs"] = given
+    if params.logit_bias is not None:
+        found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    return {
+        item.name: list(value) if isinstance(value := found[item.name], tuple) else value
+        for item in fields(params)
+        if item.name in names
+    }
+
+
 def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None) -> dict[str, Any]:
     """Everything the tokens of `sequence` depend on, as plain data."""
     request, config = sequence.request, built.config
-    sampling = asdict(request.params)
-    for name in ("seed", "n", "logprobs"):
-        del sampling[name]
+    sampling = as_json(request.params)
     sampling["max_tokens"] = request.max_tokens
     receipt: dict[str, Any] = {
         "foreword": __version__,
@@ -61,6 +84,8 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
         "tokens_sha256": ids_sha256(sequence.output_ids),
         "finish_reason": sequence.finish_reason,
     }
+    if request.params.logits_processors:
+        receipt["not_replayable"] = "logits_processors: " + ", ".join(sampling["logits_processors"])
     if chat_date is not None:
         receipt["chat_date"] = chat_date
     return receipt

@@ -47,7 +47,8 @@ COMPARED: dict[str, Compared] = {}
 
 @dataclass(frozen=True)
 class Job:
-    """One request, fully decided. `ends` are its EOS ids."""
+    """One request, fully decided. `ends` are its EOS ids; `more`: further SamplingParams fields,
+    as pairs, so that a job can be a key; `bad_words` and `breakers` as Request has them."""
 
     prompt: tuple[int, ...]
     max_tokens: int = 40
@@ -60,6 +61,9 @@ class Job:
     logprobs: int | None = 2
     priority: int = 0
     salt: str = ""
+    more: tuple[tuple[str, Any], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    breakers: frozenset[int] = frozenset()
 
     def request(self, name: str) -> Request:
         params = SamplingParams(
@@ -69,7 +73,8 @@ class Job:
             min_p=self.min_p,
             logprobs=self.logprobs,
             max_tokens=self.max_tokens,
-        )
+            **{name: dict(value) if name == "logit_bias" else value for name, value in self.more},
+        ).resolve({})
         return Request(
             id=name,
             prompt_ids=self.prompt,
@@ -79,6 +84,8 @@ class Job:
             max_tokens=self.max_tokens,
             priority=self.priority,
             salt=self.salt,
+            bad_words=self.bad_words,
+            dry_breakers=self.breakers,
         )
 
     @property

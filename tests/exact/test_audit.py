@@ -149,7 +149,7 @@ def test_cases_cover_prompts_and_samplings():
     assert left[:ALIGNED] != right[:ALIGNED]
     assert left[ALIGNED:] == right[ALIGNED:]
     assert max(case.num_positions for case in cases_of(context=64)) == 64
-    assert len(cases_of(every=False)) == 14
+    assert len(cases_of(every=False)) == 28
 
 
 def test_windows_reach_every_case():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from foreword.errors import KernelUnavailable, NonFiniteLogits
 from foreword.kernels.cpu.backend import ISAS, load_native
 from foreword.kernels.cpu.sampling import NativeRows
+from foreword.protocols import RowAsk
 from foreword.sample import noise
 from foreword.sample.compiled import CompiledSampler
 from foreword.sample.rows import NumpyRows
@@ -123,7 +124,7 @@ def test_words_are_philox_of_seed_position_and_id() -> None:
     for seed, position in ((0, 0), (5, 17), (MAX_SEED, 2**40)):
         want = noise.gumbel(seed, position, len(row))
         for rows in EVERYONE:
-            fault, found = rows.rank((row, 1.0, 1.0, 0.0, 0, seed, position, -1), len(row))
+            fault, found = rows.rank(RowAsk(row, row, seed, position, 1.0), len(row))
             assert fault == 0
             assert found == sorted(enumerate(want.tolist()), key=lambda pair: (-pair[1], pair[0]))
 

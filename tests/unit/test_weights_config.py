@@ -267,7 +267,7 @@ def test_generation_defaults() -> None:
         "min_p": None,
         "repetition_penalty": 2,
     }
-    wanted = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    wanted = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 2.0}
     assert generation_defaults({"do_sample": True, **sampling}, "g") == wanted
     assert generation_defaults(sampling, "g") == wanted
     assert generation_defaults({"do_sample": False, **sampling}, "g") == {}
@@ -286,8 +286,8 @@ def test_generation_defaults_reach_the_checkpoint() -> None:
 def test_a_generation_field_that_is_not_applied_is_said_aloud(caplog) -> None:
     from foreword.model.weights.hf_config import generation_defaults
 
-    assert generation_defaults({"repetition_penalty": 1.05, "top_p": 0.8}, "here") == {"top_p": 0.8}
-    assert "repetition_penalty 1.05 is not applied" in caplog.text
+    assert generation_defaults({"no_repeat_ngram_size": 3, "top_p": 0.8}, "here") == {"top_p": 0.8}
+    assert "no_repeat_ngram_size 3 is not applied" in caplog.text
     caplog.clear()
-    generation_defaults({"repetition_penalty": 1.0}, "here")
+    generation_defaults({"no_repeat_ngram_size": 0}, "here")
     assert not caplog.text

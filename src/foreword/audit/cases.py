@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from foreword.sample.noise import derive
 from foreword.types import Request, SamplingParams
@@ -37,12 +38,30 @@ TEXTS = {
     ),
 }
 
-SAMPLINGS: dict[str, Mapping[str, float | int]] = {
+SAMPLINGS: dict[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
+    "penalised": {
+        "temperature": 0.7,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.3,
+        "top_p": 0.95,
+    },
     "sampled": {"temperature": 0.8, "top_p": 0.95},
+    "mirostat": {"temperature": 1.0, "mirostat_mode": 2, "presence_penalty": 0.5},
     "top-k": {"temperature": 0.8, "top_k": 40},
+    "typical": {"temperature": 1.0, "typical_p": 0.9, "xtc_probability": 0.5},
     "min-p": {"temperature": 1.0, "min_p": 0.05},
+    "masked": {
+        "temperature": 0.0,
+        "logit_bias": dict.fromkeys(range(0, 256, 5), 1.5),
+        "allowed_token_ids": range(256),
+        "min_tokens": 3,
+        "dry_multiplier": 0.8,
+    },
 }
+BAD_WORDS = (" the", "the", "ring", "red blue")
+BREAKERS = ("\n", ":")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +74,8 @@ class Case:
     seed: int
     max_tokens: int
     eos_ids: frozenset[int]
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    breakers: frozenset[int] = frozenset()
 
     def request(self, request_id: str, priority: int = 0) -> Request:
         return Request(
@@ -65,6 +86,8 @@ class Case:
             eos_ids=self.eos_ids,
             max_tokens=self.max_tokens,
             priority=priority,
+            bad_words=self.bad_words,
+            dry_breakers=self.breakers,
         )
 
     @property
@@ -90,8 +113,9 @@ def make_cases(
 ) -> list[Case]:
     """Cases for the built-in prompts and the user's own.
 
-    every: each prompt with each sampling; else each prompt with two of them in turn. Built-in
-    prompts are cut to what `context` (positions) leaves beside `max_tokens`.
+    every: each prompt with each sampling; else each prompt with half of them in turn (BAD_WORDS and
+    BREAKERS go with the masked one). Built-in prompts are cut to what `context` (positions) leaves
+    beside `max_tokens`.
     """
     room = context - max_tokens
     named = {name: encode(text)[: min(room, LONG)] for name, text in TEXTS.items()}
@@ -99,6 +123,8 @@ def make_cases(
         named["essay"] = (encode(TEXTS["long"]) * 3)[: min(room, ESSAY)]
     named |= twins(named["long"], named["code"], room)
     named |= {f"prompt {number}": encode(text) for number, text in enumerate(prompts, start=1)}
+    words = tuple(tuple(encode(word)) for word in BAD_WORDS)
+    breakers = frozenset(token for text in BREAKERS for token in encode(text)[-1:])
     chosen = [
         (name, sampling)  # neighbours in this list run together: different prompts
         for (turn, sampling), (place, name) in product(enumerate(SAMPLINGS), enumerate(named))
@@ -108,10 +134,12 @@ def make_cases(
         Case(
             name=f"{name}, {sampling}",
             prompt_ids=tuple(named[name]),
-            params=SamplingParams(**SAMPLINGS[sampling], logprobs=NUM_LOGPROBS).resolve({}),  # type: ignore[arg-type]
+            params=SamplingParams(**SAMPLINGS[sampling], logprobs=NUM_LOGPROBS).resolve({}),
             seed=derive(seed, number),
             max_tokens=max_tokens,
             eos_ids=eos_ids,
+            bad_words=words if sampling == "masked" else (),
+            breakers=breakers if sampling == "masked" else frozenset(),
         )
         for number, (name, sampling) in enumerate(chosen)
     ]

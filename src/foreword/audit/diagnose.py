@@ -43,6 +43,9 @@ class Recorder:
     ) -> list[tuple[int, float]]:
         return self._inner.rank(row, params, state, position, count)
 
+    def open_row(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Logits:
+        return self._inner.open_row(row, params, state, position)
+
     def row_of(self, sequence: Sequence) -> Logits | None:
         return self._rows.get(id(sequence.sampler_state))
 

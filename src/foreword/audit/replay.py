@@ -24,6 +24,7 @@ from foreword.llm import LLM
 from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.open import open_checkpoint
 from foreword.outputs import CompletionOutput, Logprob
+from foreword.params import StructuredOutput
 from foreword.receipt import ids_sha256
 from foreword.text.template import encode_chat
 from foreword.text.tokenizer import Tokenizer
@@ -110,6 +111,9 @@ def replay(
     try:
         for record in records:
             found = mismatches(record.receipt, here)
+            if "not_replayable" in record.receipt:
+                found.append(f"the tokens depend on {record.receipt['not_replayable']}, which no "
+                             "receipt can hold")  # fmt: skip
             if found:
                 problem = "cannot be re-derived here: " + "; ".join(found)
                 yield Replayed(record.name, 0, problem, notes(record.receipt))
@@ -201,6 +205,11 @@ def sampling_params(receipt: Mapping[str, Any]) -> SamplingParams:
     options = {**receipt["sampling"], "seed": receipt["seed"], "n": 1, "logprobs": 2}
     if receipt.get("finish_reason") in CUT:
         options["max_tokens"] = receipt["num_tokens"]
+        least = options.get("min_tokens", 0)
+        options["min_tokens"] = min(least, receipt["num_tokens"])  # it decides what is before
+    form = options.get("structured_outputs")
+    if form is not None:
+        options["structured_outputs"] = from_options(StructuredOutput, form, "a structured output")
     params: SamplingParams = from_options(SamplingParams, options, "the sampling of a receipt")
     return params
 

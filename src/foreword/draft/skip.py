@@ -207,7 +207,7 @@ class SkipDrafter:
     def _choice(self, sequence: Sequence, row: Logits, position: int) -> int | None:
         params, state = sequence.request.params, sequence.sampler_state
         try:
-            return self._sampler.choose(row, params, state, position).token_id
+            return self._sampler.rank(row, params, state, position, 1)[0][0]  # a guess
         except NonFiniteLogits:
             return None
 

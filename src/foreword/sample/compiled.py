@@ -1,8 +1,9 @@
 """The chain of sampler.py in compiled code: same bits, one native call for any number of rows.
 
-Everything a row's parameters can ask for is there, so no row takes another path; sampler.py stays
-the specification and is what runs where the extension is not built. Knows no addresses: the rows
-go to kernels/cpu/sampling.py through a Protocol.
+Everything a row's parameters can ask for is there, so no row takes another path: what is Python by
+nature, user-supplied processors and grammars, changes a copy of the row first. sampler.py stays the
+specification and is what runs where the extension is not built. Knows no addresses: the rows go to
+kernels/cpu/sampling.py through a Protocol.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from foreword.protocols import ALL_MASKED, CompiledRows, Logits, RowAsk
+from foreword.protocols import CompiledRows, Edit, Logits, RowAsk
 from foreword.sample import perturbed
+from foreword.sample.edits import EditRule
+from foreword.sample.filters import Row
+from foreword.sample.mirostat import Mirostat
 from foreword.sample.sampler import (
     RIVALS,
     GumbelSampler,
@@ -34,8 +38,6 @@ class CompiledSampler(GumbelSampler):
     def choose(
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int
     ) -> Choice:
-        if state.rules:
-            return super().choose(row, params, state, position)
         (choice,) = self.choose_rows([(row, params, state, position)])
         if isinstance(choice, Exception):
             raise choice
@@ -48,7 +50,7 @@ class CompiledSampler(GumbelSampler):
         choices: list[Choice | Exception] = []
         for (_, params, _, position), (fault, token, logprob, top) in zip(asks, found, strict=True):
             if fault:
-                choices.append(bad_row(position, all_masked=fault == ALL_MASKED))
+                choices.append(bad_row(position, fault))
             elif params.logprobs is None:
                 choices.append(Choice(token))
             else:
@@ -59,26 +61,87 @@ class CompiledSampler(GumbelSampler):
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int, count: int
     ) -> list[tuple[int, float]]:
         temperature = temperature_of(params)
-        if state.rules or not 0.0 < temperature <= perturbed.HOTTEST:
+        if not 0.0 < temperature <= perturbed.HOTTEST:
             return super().rank(row, params, state, position, count)
-        fault, found = self.rows.rank(_ask(row, params, state, position), count + RIVALS)
+        ask = _ask(row, params, state, position, guess=True)
+        fault, found = self.rows.rank(ask, count + RIVALS)
         if fault:
-            raise bad_row(position, all_masked=fault == ALL_MASKED)
+            raise bad_row(position, fault)
         ids = np.array([token for token, _ in found])
         return hints(ids, np.array([score for _, score in found]), temperature, count)
 
+    def open_row(
+        self, row: Logits, params: SamplingParams, state: SamplerState, position: int
+    ) -> Row:
+        fault, found = self.rows.open_row(_ask(row, params, state, position))
+        if fault:
+            raise bad_row(position, fault)
+        return found
 
-def _ask(row: Logits, params: SamplingParams, state: SamplerState, position: int) -> RowAsk:
+    def surprise(self, row: Logits, state: SamplerState, steered: Mirostat, token: int) -> float:
+        raw = tidy(row)
+        changed, edits = _changes(raw, state, steered.position, guess=False)
+        ask = RowAsk(
+            changed,
+            raw,
+            state.seed,
+            steered.position,
+            steered.temperature,
+            mu=steered.mu,
+            edits=edits,
+        )
+        fault, bits = self.rows.surprise(ask, token)
+        if fault:
+            raise bad_row(steered.position, fault)
+        return bits
+
+
+def _ask(
+    row: Logits, params: SamplingParams, state: SamplerState, position: int, guess: bool = False
+) -> RowAsk:
+    """guess: without the user-supplied processors."""
     assert params.top_k is not None
     assert params.top_p is not None
     assert params.min_p is not None
-    return (
-        tidy(row),
-        temperature_of(params),
-        params.top_p,
-        params.min_p,
-        min(params.top_k, len(row)),
+    assert params.typical_p is not None
+    raw = tidy(row)
+    changed, edits = _changes(raw, state, position, guess)
+    return RowAsk(
+        changed,
+        raw,
         state.seed,
         position,
+        temperature_of(params),
+        min(params.top_k, len(row)),
+        params.top_p,
+        params.min_p,
+        params.typical_p,
+        params.xtc_probability,
+        params.xtc_threshold,
+        float("inf") if state.mirostat is None else state.mirostat.mu,
         -1 if params.logprobs is None else params.logprobs,
+        edits,
     )
+
+
+def _changes(
+    raw: Row, state: SamplerState, position: int, guess: bool
+) -> tuple[Row, tuple[Edit, ...]]:
+    """The row after what is Python by nature, and the edits that follow. A row that cannot be
+    sampled from is not shown to anyone: the native chain finds its fault."""
+    row = raw
+    if state.user is not None and not guess and np.isfinite(raw.max()):
+        row = state.user.answer(raw, position)
+    if not state.rules:
+        return row, ()
+    edits = []
+    for rule in state.rules:
+        if isinstance(rule, EditRule):
+            edit = rule.edit(position)
+            if edit is not None:
+                edits.append(edit)
+        else:
+            assert not edits, "rules_of: edits come last"
+            row = row.copy() if row is raw else row
+            rule.apply(row, position)
+    return row, tuple(edits)

@@ -21,7 +21,7 @@ from foreword.sample.portable import Floats, Ids
 Words = npt.NDArray[np.uint64]
 
 MASK = 2**64 - 1
-TOKENS, SAMPLE_SEEDS, REQUEST_SEEDS = 0, 1, 2  # streams: independent decisions of one seed
+TOKENS, SAMPLE_SEEDS, REQUEST_SEEDS, XTC = 0, 1, 2, 3  # streams: independent decisions of a seed
 
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -67,6 +67,12 @@ def request_seed(seed: int, number: int) -> int:
     """The seed of request `number` >= 0 of an engine with a seed. A stream of its own: it is not
     the seed of another request's sample either."""
     return philox((seed, REQUEST_SEEDS), (number, 0, 0, 0))[0]
+
+
+def chance(seed: int, stream: int, position: int) -> float:
+    """A uniform number in (0, 1) for one decision at an output position."""
+    word = philox((seed, stream), (0, position, 0, 0))[0]
+    return float(uniform(np.array([word], dtype=np.uint64))[0])
 
 
 def fresh_seed() -> int:

@@ -1,6 +1,7 @@
 """From one logit row to one token: the specification every faster chain must equal bit for bit.
 
-    filters -> noise of (seed, position) -> arg-max of logit + temperature * noise -> logprobs
+    the user's processors -> rules -> filters -> noise of (seed, position)
+        -> arg-max of logit + temperature * noise -> logprobs
 
 Pure: row, parameters, state and position decide, nothing else. Temperature 0 is the same rule
 without noise, and needs no filter (see filters.py). Knows nothing of drafts or trees: one row.
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.errors import NonFiniteLogits
-from foreword.protocols import Logits, Rule
-from foreword.sample import filters, logprobs, noise, perturbed
+from foreword.protocols import ALL_MASKED, NON_FINITE, NONE_LEFT, OVERFLOWED, Logits, Rule
+from foreword.sample import filters, logprobs, mirostat, noise, perturbed, typical, user, xtc
 from foreword.sample.filters import Row
+from foreword.sample.mirostat import Mirostat
 from foreword.sample.portable import Floats, Ids
 from foreword.sample.rules import rules_of
+from foreword.sample.user import UserProcessors
 from foreword.types import Choice, Request, SamplingParams
 
 RIVALS = 8  # strongest ids beyond the ones asked for that `rank` weighs its scores against
@@ -27,10 +30,13 @@ LOWEST_SCORE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """What a request's choices depend on beyond its parameters."""
+    """What a request's choices depend on beyond its parameters: a function of the emitted tokens
+    and their rows. A deep copy is a state of its own."""
 
     seed: int  # 0 .. 2**64 - 1
     rules: tuple[Rule, ...] = ()  # in the order they change the row
+    user: UserProcessors | None = None  # before the rules
+    mirostat: Mirostat | None = None  # instead of the filters
 
 
 class GumbelSampler:
@@ -38,26 +44,36 @@ class GumbelSampler:
 
     def begin(self, request: Request) -> SamplerState:
         assert 0 <= request.seed <= noise.MASK, request.seed
-        return SamplerState(request.seed, rules_of(request))
+        return SamplerState(
+            request.seed,
+            rules_of(request),
+            user.begin(request),
+            mirostat.begin(request.params),
+        )
 
     def advance(self, row: Logits, state: SamplerState, token: int) -> None:
+        if state.mirostat is not None:  # first: what it looks at is the row of this token
+            state.mirostat.advance(self.surprise(row, state, state.mirostat, token))
         for rule in state.rules:
             rule.advance(row, token)
+        if state.user is not None:
+            state.user.advance(token)
 
     def choose(
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int
     ) -> Choice:
         """Token at output position `position` >= 0 from float32 `row` [vocab], any strides.
 
-        -inf marks ids that may not be chosen. Raises NonFiniteLogits on NaN, +inf or all -inf."""
+        -inf marks ids that may not be chosen. Raises NonFiniteLogits on NaN, +inf or all -inf, and
+        RequestError for a user-supplied processor."""
         row = tidy(row)
         peak = float(row[peak_id(row, position)])
-        open_row = processed(row, state, position)
-        best = peak_id(open_row, position)
+        left = processed(row, state, position)
+        best = peak_id(left, position, processed=True)
         if temperature_of(params) == 0.0:
             token = best
         else:
-            token = int(self._strongest(open_row, best, params, state, position, 1)[0][0])
+            token = int(_strongest(left, best, params, state, position, 1)[0][0])
         if params.logprobs is None:
             return Choice(token)
         return Choice(token, logprobs.raw(row, peak, token, params.logprobs))
@@ -66,10 +82,13 @@ class GumbelSampler:
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int, count: int
     ) -> list[tuple[int, float]]:
         """Up to `count` ids by (logit + temperature * noise descending, id ascending); the first is
-        `choose`'s. Scores in (0, 1], hints only: at temperature 0 the softmax of the logits, else
-        the softmax of (logit + temperature * noise) / temperature over these ids and 8 rivals."""
-        row = processed(tidy(row), state, position)
-        best = peak_id(row, position)
+        `choose`'s, but for user-supplied processors, which are not asked. Scores in (0, 1], hints
+        only: at temperature 0 the softmax of the logits, else the softmax of (logit + temperature *
+        noise) / temperature over these ids and 8 rivals."""
+        row = tidy(row)
+        peak_id(row, position)
+        row = ruled(row, state, position)
+        best = peak_id(row, position, processed=True)
         temperature = temperature_of(params)
         if temperature == 0.0:
             ids = filters.first_k(row, min(count, len(row)))
@@ -78,38 +97,81 @@ class GumbelSampler:
             weights = softmax_terms(row[ids].astype(np.float64), peak, 1.0)
             total = filters.rough_total(row, peak, 1.0)
         else:
-            ids, scores = self._strongest(row, best, params, state, position, count + RIVALS)
+            ids, scores = _strongest(row, best, params, state, position, count + RIVALS)
             return hints(ids, scores, temperature, count)
         return _listed(ids, weights / total, count)
 
-    def _strongest(
-        self,
-        row: Row,
-        best: int,
-        params: SamplingParams,
-        state: SamplerState,
-        position: int,
-        count: int,
-    ) -> tuple[Ids, Floats]:
-        """The `count` ids with the highest perturbed scores among those the filters keep."""
-        assert params.top_k is not None
-        assert params.top_p is not None
-        assert params.min_p is not None
-        temperature = temperature_of(params)
-        peak = float(row[best])
-        ids = filters.kept(row, peak, temperature, params.top_k, params.top_p, params.min_p)
+    def open_row(
+        self, row: Logits, params: SamplingParams, state: SamplerState, position: int
+    ) -> Row:
+        """float32 [vocab], an own copy: what `choose` chooses from, -inf at every id it cannot be
+        (at temperature 0: the processed row, no id dropped by filters)."""
+        row = tidy(row)
+        peak_id(row, position)
+        left = processed(row, state, position)
+        best = peak_id(left, position, processed=True)
+        ids = None
+        if temperature_of(params) > 0.0:
+            ids = kept(left, float(left[best]), params, state, position)
         if ids is None:
-            words = noise.words(state.seed, position, len(row))
-            return perturbed.strongest(row, words, temperature, count)
-        if len(ids) == 1:
-            return ids, np.zeros(1)
-        words = noise.words(state.seed, position, ids)
-        indices, scores = perturbed.strongest(row[ids], words, temperature, count)
-        return ids[indices], scores
+            return left.copy()
+        found = np.full_like(left, -np.inf)
+        found[ids] = left[ids]
+        return found
+
+    def surprise(self, row: Logits, state: SamplerState, steered: Mirostat, token: int) -> float:
+        """mirostat.surprise of `token`, about to be noted as emitted from the target's `row`."""
+        left = processed(tidy(row), state, steered.position)
+        peak = float(left[peak_id(left, steered.position, processed=True)])
+        ids = mirostat.kept(left, peak, steered.temperature, steered.mu)
+        return mirostat.surprise(left, ids, peak, steered.temperature, token)
+
+
+def kept(
+    row: Row, peak: float, params: SamplingParams, state: SamplerState, position: int
+) -> Ids | None:
+    """Ascending ids of a processed row that every filter keeps; None where no filter is on. Peak:
+    its highest value. Order: temperature, top-k, top-p, min-p, typical-p, XTC; or mirostat."""
+    assert params.top_k is not None
+    assert params.top_p is not None
+    assert params.min_p is not None
+    assert params.typical_p is not None
+    temperature = temperature_of(params)
+    if state.mirostat is not None:
+        return mirostat.kept(row, peak, temperature, state.mirostat.mu)
+    ids = filters.kept(row, peak, temperature, params.top_k, params.top_p, params.min_p)
+    if params.typical_p < 1.0:
+        ids = typical.kept(row, ids, peak, temperature, params.typical_p)
+    if xtc.strikes(state.seed, position, params.xtc_probability):
+        ids = xtc.kept(row, ids, peak, temperature, params.xtc_threshold)
+    return ids
+
+
+def _strongest(
+    row: Row, best: int, params: SamplingParams, state: SamplerState, position: int, count: int
+) -> tuple[Ids, Floats]:
+    """The `count` ids with the highest perturbed scores among those the filters keep."""
+    temperature = temperature_of(params)
+    ids = kept(row, float(row[best]), params, state, position)
+    if ids is None:
+        words = noise.words(state.seed, position, len(row))
+        return perturbed.strongest(row, words, temperature, count)
+    if len(ids) == 1:
+        return ids, np.zeros(1)
+    words = noise.words(state.seed, position, ids)
+    indices, scores = perturbed.strongest(row[ids], words, temperature, count)
+    return ids[indices], scores
 
 
 def processed(row: Row, state: SamplerState, position: int) -> Row:
-    """What the request's rules make of its row: a copy, or the row itself where there are none."""
+    """What the request makes of its row: a copy, or the row itself where nothing is asked."""
+    if state.user is not None:
+        return ruled(state.user.answer(row, position), state, position)
+    return ruled(row, state, position)
+
+
+def ruled(row: Row, state: SamplerState, position: int) -> Row:
+    """The same without the user-supplied processors."""
     if not state.rules:
         return row
     row = row.copy()
@@ -133,21 +195,29 @@ def tidy(row: Logits) -> Row:
     return np.require(row, requirements=("C", "A"))
 
 
-def peak_id(row: Row, position: int) -> int:
+def peak_id(row: Row, position: int, processed: bool = False) -> int:
     """Lowest id of the highest logit. NaN counts as highest for argmax, so one look finds all three
     kinds of bad row."""
     best = int(row.argmax())
     if not math.isfinite(row[best]):
-        raise bad_row(position, all_masked=bool(row[best] == -np.inf))
+        masked = bool(row[best] == -np.inf)
+        after, before = (NONE_LEFT, OVERFLOWED), (ALL_MASKED, NON_FINITE)
+        raise bad_row(position, (after if processed else before)[not masked])
     return best
 
 
-def bad_row(position: int, *, all_masked: bool) -> NonFiniteLogits:
-    kind = "only masked ids" if all_masked else "NaN or infinity"
-    return NonFiniteLogits(
-        f"the logits at output position {position} hold {kind}; check the checkpoint, "
-        "or try --numerics float32"
-    )
+def bad_row(position: int, fault: int) -> NonFiniteLogits:
+    advice = "check the checkpoint, or try --numerics float32"
+    if fault == NONE_LEFT:
+        return NonFiniteLogits(
+            f"no id is left at output position {position}: grammar, allowed_token_ids, bad_words, "
+            "min_tokens and logits_processors mask them all; allow more"
+        )
+    if fault == OVERFLOWED:
+        advice = "lower the penalties"
+    kind = "only masked ids" if fault == ALL_MASKED else "NaN or infinity"
+    when = "the processed logits" if fault == OVERFLOWED else "the logits"
+    return NonFiniteLogits(f"{when} at output position {position} hold {kind}; {advice}")
 
 
 def hints(ids: Ids, scores: Floats, temperature: float, count: int) -> list[tuple[int, float]]:

@@ -18,8 +18,11 @@ from foreword.kernels._rows import check_ids, check_top_k, nan_in_row
 from foreword.kernels.cpu.room import place
 from foreword.protocols import RowAsk
 
-_ASK = struct.Struct("=QdddqQQq")  # native Ask: values, temperature, top_p, min_p, top_k, seed,
-# position, logprobs
+# Native Ask: values, raw, temperature, top_p, min_p, typical_p, xtc_probability, xtc_threshold, mu,
+# top_k, seed, position, logprobs, first_edit, num_edits; and native Edit: kind, ids, values, count,
+# factor.
+_ASK = struct.Struct("=QQdddddddqQQqqq")
+_EDIT = struct.Struct("=qQQqd")
 
 Rows = npt.NDArray[np.float32]
 
@@ -37,15 +40,27 @@ class NativeRows:
     ) -> list[tuple[int, int, float, list[tuple[int, float]]]]:
         if not asks:
             return []
-        size = len(asks[0][0])
-        assert all(len(ask[0]) == size for ask in asks), "rows of one length"
-        packed = b"".join([_pack(ask) for ask in asks])
-        found: list[Any] = self._native.choose_rows(self._isa, self._pool(), size, packed)
+        size = len(asks[0].row)
+        assert all(len(ask.row) == size for ask in asks), "rows of one length"
+        found: list[Any] = self._native.choose_rows(self._isa, self._pool(), size, *_pack(asks))
         return found
 
     def rank(self, ask: RowAsk, count: int) -> tuple[int, list[tuple[int, float]]]:
         found: tuple[int, list[tuple[int, float]]] = self._native.rank_row(
-            self._isa, self._pool(), len(ask[0]), _pack(ask), count
+            self._isa, self._pool(), len(ask.row), *_pack([ask]), count
+        )
+        return found
+
+    def open_row(self, ask: RowAsk) -> tuple[int, Rows]:
+        found = np.empty(len(ask.row), dtype=np.float32)
+        fault: int = self._native.open_row(
+            self._isa, self._pool(), len(found), *_pack([ask]), place(found)
+        )
+        return fault, found
+
+    def surprise(self, ask: RowAsk, token: int) -> tuple[int, float]:
+        found: tuple[int, float] = self._native.surprise(
+            self._isa, self._pool(), len(ask.row), *_pack([ask]), token
         )
         return found
 
@@ -76,6 +91,18 @@ class NativeRows:
         return found
 
 
-def _pack(ask: RowAsk) -> bytes:
-    row = ask[0]
-    return _ASK.pack(place(row), *ask[1:])
+def _pack(asks: SequenceOf[RowAsk]) -> tuple[bytes, bytes]:
+    """Asks and all their edits; whoever packs keeps the asks until the call returns."""
+    packed: list[bytes] = []
+    edits: list[bytes] = []
+    for ask in asks:
+        row, raw, seed, position, temperature, top_k, *filters, logprobs, changes = ask
+        first = len(edits)
+        for kind, ids, values, factor in changes:
+            at = 0 if values is None else place(values)
+            edits.append(_EDIT.pack(kind, place(ids), at, len(ids), factor))
+        address = place(row)
+        base = address if raw is row else place(raw)
+        numbers = (top_k, seed, position, logprobs, first, len(changes))
+        packed.append(_ASK.pack(address, base, temperature, *filters, *numbers))
+    return b"".join(packed), b"".join(edits)

@@ -42,7 +42,7 @@ class Checkpoint:
     """A model on disk, opened and checked.
 
     path: what was opened. files: the weight files, in order. generation: the sampling defaults
-    (temperature, top_p, top_k, min_p) of generation_config.json; empty when that file says
+    (hf_config.APPLIED) of generation_config.json; empty when that file says
     `do_sample: false`, is absent, or the model is a GGUF file. eos_ids: every end token that any
     of the model's files declares. metadata: GGUF key-value fields as plain Python data, {} for
     folders. quantization: what matrices are quantised by when read, "" = they come as stored.

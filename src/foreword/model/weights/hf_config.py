@@ -78,18 +78,19 @@ def check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
 
 
 # Sampling fields of the file that are not implemented yet, with the value that means "off".
-NOT_APPLIED = {"repetition_penalty": 1.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
+NOT_APPLIED = {"no_repeat_ngram_size": 0}
+APPLIED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
 
 def generation_defaults(raw: Mapping[str, Any], where: str) -> dict[str, float | int]:
-    """temperature, top_p, top_k and min_p that the file sets; none when `do_sample` is false."""
+    """Those of APPLIED that the file sets; none when `do_sample` is false."""
     if raw.get("do_sample") is False:
         return {}
     for name, neutral in NOT_APPLIED.items():
         if raw.get(name) not in (None, neutral):
             logger.warning("%s: %s %s is not applied", where, name, raw[name])
     found: dict[str, float | int] = {}
-    for name in ("temperature", "top_p", "top_k", "min_p"):
+    for name in APPLIED:
         value = raw.get(name)
         if value is None:
             continue

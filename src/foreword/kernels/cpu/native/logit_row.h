@@ -47,7 +47,8 @@ inline float value_of(Key key) {
   return value;
 }
 
-enum class Fault { kNone = 0, kNonFinite = 1, kAllMasked = 2 };
+// The latter two: after the request's edits.
+enum class Fault { kNone = 0, kNonFinite = 1, kAllMasked = 2, kOverflowed = 3, kNoneLeft = 4 };
 
 // float32 values [size] with the highest of each group of ids, which lets most searches skip most
 // of the row.

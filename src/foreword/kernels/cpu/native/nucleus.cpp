@@ -5,49 +5,20 @@
 #include <algorithm>
 #include <cmath>
 
+#include "items.h"
+
 namespace foreword {
 namespace {
 
-constexpr double kHeads[] = {6.0, 14.0, HUGE_VAL};  // nats below the highest
+constexpr double kHeads[] = {6.0, 8.0, 10.0, 14.0, HUGE_VAL};  // nats below the highest
 constexpr double kClose = 1e-9;  // error of an exact total summed in another order, and room
 
 constexpr size_t kMany = 4096;   // items worth a pass that spares others
-
-struct Item {
-  Key key;
-  double weight;
-};
-
-std::vector<Item> weigh(const LogitRow& row, const std::vector<Key>& keys, double temperature) {
-  std::vector<float> values(keys.size());
-  std::transform(keys.begin(), keys.end(), values.begin(), value_of);
-  std::vector<double> weights(keys.size());
-  row.loops.weights(values.data(), static_cast<int>(keys.size()), row.peak, temperature,
-                    weights.data());
-  std::vector<Item> items(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) items[i] = {keys[i], weights[i]};
-  return items;
-}
 
 double sum_of(const std::vector<Item>& items, size_t first, size_t last) {
   double sum = 0.0;
   for (size_t i = first; i < last; ++i) sum += items[i].weight;
   return sum;
-}
-
-// portable.block_sum of items with ascending ids, all others being zero.
-double sparse_total(const std::vector<Item>& items) {
-  double total = 0.0, sum = 0.0;
-  int block = 0;
-  for (const Item& item : items) {
-    if (id_of(item.key) / kBlock != block) {
-      total += sum;
-      sum = 0.0;
-      block = id_of(item.key) / kBlock;
-    }
-    sum += item.weight;
-  }
-  return total + sum;
 }
 
 // Brings the items of the range of keys in which the weights reach `goal` to the front of all;
@@ -119,7 +90,7 @@ float within(double peak, double temperature, double nats) {
   return std::nextafter(static_cast<float>(lowest), kMasked);
 }
 
-Key nucleus(const LogitRow& row, double temperature, double top_p, Key last) {
+Key nucleus(const LogitRow& row, double temperature, double top_p, Key last, double least) {
   std::vector<Item> items;
   double total, slack = kClose;
   if (last != kLastKey) {
@@ -129,6 +100,11 @@ Key nucleus(const LogitRow& row, double temperature, double top_p, Key last) {
     const bool hot = temperature > kHottest;
     total = hot ? row.total(temperature) : row.rough_total(temperature);
     slack = hot ? kClose : kRough;
+    if (least > 0.0) {
+      const float lowest = within(row.peak, temperature, -std::log(least) + 1e-6);
+      items = weigh(row, row.collect(lowest, kLastKey), temperature);
+      if (sum_of(items, 0, items.size()) < top_p * total * (1.0 - 2.0 * kRough)) return last;
+    }
     for (double nats : kHeads) {
       items = weigh(row, row.collect(within(row.peak, temperature, nats), kLastKey), temperature);
       // The prefix may be longer than this head, unless:

@@ -61,11 +61,25 @@ inline Words token_words(uint64_t seed, uint64_t position, uint64_t block) {
   return words[0];
 }
 
-// -log(-log(u)) of a word's u in (0, 1): from -3.62 to 36.74.
-inline double gumbel(uint64_t word) {
-  double u = (static_cast<double>(word >> 11) + 0.5) * 0x1p-53;
-  if (u > 1.0 - 0x1p-53) u = 1.0 - 0x1p-53;
-  return -portable_log(-portable_log(u));
+// The first word of (position) in another stream of the seed, as sample/noise.chance.
+inline uint64_t stream_word(uint64_t seed, uint64_t stream, uint64_t position) {
+  Philox state{0, position, 0, 0};
+  uint64_t left = seed, right = stream;
+  for (int round = 0; round < 10; ++round) {
+    state.round(left, right);
+    left += 0x9E3779B97F4A7C15ull;
+    right += 0xBB67AE8584CAA73Bull;
+  }
+  return state.a;
 }
+
+// A word's u in (0, 1).
+inline double uniform(uint64_t word) {
+  const double u = (static_cast<double>(word >> 11) + 0.5) * 0x1p-53;
+  return u > 1.0 - 0x1p-53 ? 1.0 - 0x1p-53 : u;
+}
+
+// -log(-log(u)): from -3.62 to 36.74.
+inline double gumbel(uint64_t word) { return -portable_log(-portable_log(uniform(word))); }
 
 }  // namespace foreword

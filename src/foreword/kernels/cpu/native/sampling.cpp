@@ -48,19 +48,20 @@ struct Bar {
 };
 
 // The strongest of groups [first, last), merged into `found` (at most `count`, in order).
-void scan(const LogitRow& row, const Ask& ask, Key last_key, size_t count, int first, int last,
+void scan(const LogitRow& row, const Ask& ask, const Kept& kept, size_t count, int first, int last,
           float lowest, std::vector<Scored>& found) {
   Bar bar(ask.temperature, lowest);
   if (found.size() == count) bar.raise(found.back().score);
   const auto offer = [&](int id, uint64_t word) {
     const float value = row.values[id];
-    if (value < bar.lowest || value == kMasked || key_of(value, id) > last_key) return false;
+    if (value < bar.lowest || value == kMasked) return false;
+    if (const Key key = key_of(value, id); key < kept.first || key > kept.last) return false;
     const Scored scored{static_cast<double>(value) + ask.temperature * gumbel(word), id};
     if (found.size() == count && !stronger(scored, found.back())) return false;
-    if (ask.min_p > 0.0) {
+    if (kept.min_p > 0.0) {
       double weight;
       row.loops.weights(&value, 1, row.peak, ask.temperature, &weight);
-      if (!(weight >= ask.min_p)) return false;
+      if (!(weight >= kept.min_p)) return false;
     }
     if (found.size() == count) found.pop_back();
     found.insert(std::upper_bound(found.begin(), found.end(), scored, stronger), scored);
@@ -134,18 +135,67 @@ class Logprobs {
   double peak_, scale_;
 };
 
-Answer choose(const Loops& loops, const Split& split, const Ask& ask, int size) {
-  const LogitRow row(loops, split, ask.values, size);
+// Up to `count` ids by (perturbed score descending, id ascending) among those the filters keep.
+std::vector<Scored> strongest(const LogitRow& row, const Ask& ask, int count) {
+  const Kept kept = foreword::kept(row, ask);
+  float lowest = kept.last == kLastKey ? kMasked : value_of(kept.last);
+  if (kept.min_p > 0.0)
+    lowest = std::max(lowest, within(row.peak, ask.temperature, -std::log(kept.min_p) + 1e-6));
+  // The first id that is kept passes every filter: its score is a first floor for all parts.
+  const int best = kept.first ? id_of(kept.first) : row.best();
+  const Words words = token_words(ask.seed, ask.position, static_cast<uint64_t>(best / 4));
+  const Scored start{row.values[best] + ask.temperature * gumbel(words.at[best % 4]), best};
+  std::vector<std::vector<Scored>> found(row.split.parts());
+  const bool heavy = kept.last == kLastKey && kept.min_p <= 0.0;  // noise for most ids
+  row.split.ranges(row.groups(), heavy, [&](int part, int first, int end) {
+    if (count == 1) found[part].push_back(start);
+    scan(row, ask, kept, count, first, end, lowest, found[part]);
+  });
+  std::vector<Scored> merged;
+  for (const auto& part : found) merged.insert(merged.end(), part.begin(), part.end());
+  std::sort(merged.begin(), merged.end(), stronger);
+  merged.resize(std::min<size_t>(merged.size(), count));
+  return merged;
+}
+
+bool changed(const Ask& ask) { return ask.num_edits || ask.values != ask.raw; }
+
+// A row after its edits, whose own faults have names of their own.
+LogitRow processed(const Loops& loops, const Split& split, const float* values, int size) {
+  LogitRow row(loops, split, values, size);
+  if (row.fault == Fault::kNonFinite) row.fault = Fault::kOverflowed;
+  if (row.fault == Fault::kAllMasked) row.fault = Fault::kNoneLeft;
+  return row;
+}
+
+// Calls body(raw row, row to choose from) unless one of them has a fault; returns it.
+template <typename Body>
+Fault with_rows(const Loops& loops, const Split& split, const Ask& ask, const Edit* edits, int size,
+                const Body& body) {
+  const LogitRow raw(loops, split, ask.raw, size);
+  if (raw.fault != Fault::kNone) return raw.fault;
+  if (!changed(ask)) {
+    body(raw, raw);
+    return Fault::kNone;
+  }
+  const float* values = edited(ask.values, size, edits + ask.first_edit, ask.num_edits);
+  const LogitRow row = processed(loops, split, values, size);
+  if (row.fault == Fault::kNone) body(raw, row);
+  return row.fault;
+}
+
+Answer choose(const Loops& loops, const Split& split, const Ask& ask, const Edit* edits, int size) {
   Answer answer;
-  answer.fault = row.fault;
-  if (row.fault != Fault::kNone) return answer;
-  answer.token = ask.temperature == 0.0 ? row.best() : strongest(row, ask, 1)[0].id;
-  if (ask.logprobs < 0) return answer;
-  const Logprobs logprobs(row);
-  answer.logprob = logprobs.of(ask.values[answer.token]);
-  if (ask.logprobs > 0)
-    for (Key key : first_unmasked(row, static_cast<int>(std::min<int64_t>(ask.logprobs, size))))
-      answer.top.emplace_back(id_of(key), logprobs.of(value_of(key)));
+  answer.fault = with_rows(loops, split, ask, edits, size, [&](const LogitRow& raw,
+                                                               const LogitRow& row) {
+    answer.token = ask.temperature == 0.0 ? row.best() : strongest(row, ask, 1)[0].id;
+    if (ask.logprobs < 0) return;
+    const Logprobs logprobs(raw);
+    answer.logprob = logprobs.of(raw.values[answer.token]);
+    if (ask.logprobs > 0)
+      for (Key key : first_unmasked(raw, static_cast<int>(std::min<int64_t>(ask.logprobs, size))))
+        answer.top.emplace_back(id_of(key), logprobs.of(value_of(key)));
+  });
   return answer;
 }
 
@@ -164,42 +214,45 @@ const Loops* find_loops(const char* isa) {
   return &loops_portable();
 }
 
-std::vector<Scored> strongest(const LogitRow& row, const Ask& ask, int count) {
-  if (row.fault != Fault::kNone) return {};
-  Key last = kLastKey;
-  if (ask.top_k > 0 && ask.top_k < row.size) last = row.first(ask.top_k);
-  if (ask.top_p < 1.0) last = nucleus(row, ask.temperature, ask.top_p, last);
-  float lowest = last == kLastKey ? kMasked : value_of(last);
-  if (ask.min_p > 0.0)
-    lowest = std::max(lowest, within(row.peak, ask.temperature, -std::log(ask.min_p) + 1e-6));
-  // The highest logit's id passes every filter: its score is a first floor for all parts.
-  const int best = row.best();
-  const Words words = token_words(ask.seed, ask.position, static_cast<uint64_t>(best / 4));
-  const Scored start{row.peak + ask.temperature * gumbel(words.at[best % 4]), best};
-  std::vector<std::vector<Scored>> found(row.split.parts());
-  const bool heavy = last == kLastKey && ask.min_p <= 0.0;  // noise for most ids
-  row.split.ranges(row.groups(), heavy, [&](int part, int first, int end) {
-    if (count == 1) found[part].push_back(start);
-    scan(row, ask, last, count, first, end, lowest, found[part]);
-  });
-  std::vector<Scored> merged;
-  for (const auto& part : found) merged.insert(merged.end(), part.begin(), part.end());
-  std::sort(merged.begin(), merged.end(), stronger);
-  merged.resize(std::min<size_t>(merged.size(), count));
-  return merged;
-}
-
 std::vector<Answer> choose_rows(const Loops& loops, Pool& pool, const std::vector<Ask>& asks,
-                                int size) {
+                                const std::vector<Edit>& edits, int size) {
   std::vector<Answer> answers(asks.size());
   if (asks.size() == 1) {
     FloatState state;
-    answers[0] = choose(loops, Split(&pool), asks[0], size);
+    answers[0] = choose(loops, Split(&pool), asks[0], edits.data(), size);
     return answers;
   }
-  each_row(pool, asks.size(),
-           [&](size_t row) { answers[row] = choose(loops, Split(nullptr), asks[row], size); });
+  each_row(pool, asks.size(), [&](size_t row) {
+    answers[row] = choose(loops, Split(nullptr), asks[row], edits.data(), size);
+  });
   return answers;
+}
+
+Fault rank(const Loops& loops, const Split& split, const Ask& ask, const Edit* edits, int size,
+           int count, std::vector<Scored>& found) {
+  return with_rows(loops, split, ask, edits, size, [&](const LogitRow&, const LogitRow& row) {
+    found = strongest(row, ask, count);
+  });
+}
+
+Fault open_row(const Loops& loops, const Split& split, const Ask& ask, const Edit* edits, int size,
+               float* out) {
+  return with_rows(loops, split, ask, edits, size, [&](const LogitRow&, const LogitRow& row) {
+    if (ask.temperature == 0.0) {
+      std::copy(row.values, row.values + size, out);
+      return;
+    }
+    std::fill(out, out + size, kMasked);
+    for (const Item& item : kept_items(row, ask.temperature, kept(row, ask)))
+      out[id_of(item.key)] = row.values[id_of(item.key)];
+  });
+}
+
+Fault surprise(const Loops& loops, const Split& split, const Ask& ask, const Edit* edits, int size,
+               int token, double& bits) {
+  return with_rows(loops, split, ask, edits, size, [&](const LogitRow&, const LogitRow& row) {
+    bits = surprise(row, ask.temperature, kept(row, ask), token);
+  });
 }
 
 int top_k(const Loops& loops, Pool& pool, const float* values, int rows, int size, int k,

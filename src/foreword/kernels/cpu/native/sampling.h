@@ -3,24 +3,12 @@
 #include <utility>
 #include <vector>
 
-#include "logit_row.h"
+#include "filters.h"
 
 namespace foreword {
 
 // The loops for an instruction set by name; null when this machine lacks it.
 const Loops* find_loops(const char* isa);
-
-// What one row is asked. The fields have the meaning and the ranges of types.SamplingParams.
-struct Ask {
-  const float* values;
-  double temperature;
-  double top_p;
-  double min_p;
-  int64_t top_k;
-  uint64_t seed;
-  uint64_t position;
-  int64_t logprobs;  // how many of the highest; -1 for none at all, the chosen id's included
-};
 
 struct Scored {
   double score;
@@ -36,11 +24,20 @@ struct Answer {
 
 // One answer for each of the asks, over rows of `size` values.
 std::vector<Answer> choose_rows(const Loops& loops, Pool& pool, const std::vector<Ask>& asks,
-                                int size);
+                                const std::vector<Edit>& edits, int size);
 
 // Up to `count` ids by (perturbed score descending, id ascending) among those the filters keep;
-// temperature > 0. A row with a fault has none.
-std::vector<Scored> strongest(const LogitRow& row, const Ask& ask, int count);
+// temperature > 0.
+Fault rank(const Loops& loops, const Split& split, const Ask& ask, const Edit* edits, int size,
+           int count, std::vector<Scored>& found);
+
+// The processed row, -inf at every id that the filters drop: out [size].
+Fault open_row(const Loops& loops, const Split& split, const Ask& ask, const Edit* edits, int size,
+               float* out);
+
+// Bits of `token`, as sample/mirostat.surprise.
+Fault surprise(const Loops& loops, const Split& split, const Ask& ask, const Edit* edits, int size,
+               int token, double& bits);
 
 // For each row the first k of the order, masked ids after all others: ids [rows][k], values
 // [rows][k]. Returns the first row that holds NaN, or -1.

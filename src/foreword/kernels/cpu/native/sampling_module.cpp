@@ -21,22 +21,33 @@ const Loops& loops_of(const std::string& isa) {
   return *loops;
 }
 
-// kernels/cpu/sampling.py packs them: struct format "=QdddqQQq".
-std::vector<Ask> unpack(const nb::bytes& packed) {
-  static_assert(sizeof(Ask) == 64 && sizeof(void*) == 8, "the packed form of an Ask");
-  std::vector<Ask> asks(packed.size() / sizeof(Ask));
-  std::memcpy(static_cast<void*>(asks.data()), packed.data(), asks.size() * sizeof(Ask));
-  return asks;
+// kernels/cpu/sampling.py packs them: struct formats "=QQdddddddqQQqqq" and "=qQQqd".
+template <typename Packed>
+std::vector<Packed> unpack(const nb::bytes& packed) {
+  std::vector<Packed> found(packed.size() / sizeof(Packed));
+  std::memcpy(static_cast<void*>(found.data()), packed.data(), found.size() * sizeof(Packed));
+  return found;
 }
+static_assert(sizeof(Ask) == 120 && sizeof(Edit) == 40 && sizeof(void*) == 8, "packed forms");
+
+// One row and its edits.
+struct One {
+  One(const nb::bytes& asks, const nb::bytes& edits)
+      : ask(unpack<Ask>(asks).at(0)), edits(unpack<Edit>(edits)) {}
+  Ask ask;
+  std::vector<Edit> edits;
+};
 
 // Per ask (fault, token, logprob, top).
-nb::list choose(const std::string& isa, Pool& pool, int size, const nb::bytes& packed) {
+nb::list choose(const std::string& isa, Pool& pool, int size, const nb::bytes& packed,
+                const nb::bytes& changes) {
   const Loops& loops = loops_of(isa);
-  const std::vector<Ask> asks = unpack(packed);
+  const std::vector<Ask> asks = unpack<Ask>(packed);
+  const std::vector<Edit> edits = unpack<Edit>(changes);
   std::vector<Answer> answers;
   {
     nb::gil_scoped_release unlocked;
-    answers = choose_rows(loops, pool, asks, size);
+    answers = choose_rows(loops, pool, asks, edits, size);
   }
   nb::list result;
   for (const Answer& answer : answers)
@@ -46,20 +57,45 @@ nb::list choose(const std::string& isa, Pool& pool, int size, const nb::bytes& p
 }
 
 // (fault, [(id, score)]).
-nb::tuple rank(const std::string& isa, Pool& pool, int size, const nb::bytes& packed, int count) {
+nb::tuple rank_row(const std::string& isa, Pool& pool, int size, const nb::bytes& packed,
+                   const nb::bytes& changes, int count) {
   const Loops& loops = loops_of(isa);
-  const Ask ask = unpack(packed).at(0);
+  const One one(packed, changes);
   std::vector<std::pair<int, double>> result;
   Fault fault;
   {
     nb::gil_scoped_release unlocked;
     FloatState state;
-    const LogitRow row(loops, Split(&pool), ask.values, size);
-    for (const Scored& found : strongest(row, ask, count))
-      result.emplace_back(found.id, found.score);
-    fault = row.fault;
+    std::vector<Scored> found;
+    fault = rank(loops, Split(&pool), one.ask, one.edits.data(), size, count, found);
+    for (const Scored& item : found) result.emplace_back(item.id, item.score);
   }
   return nb::make_tuple(static_cast<int>(fault), result);
+}
+
+int open(const std::string& isa, Pool& pool, int size, const nb::bytes& packed,
+         const nb::bytes& changes, uintptr_t out) {
+  const Loops& loops = loops_of(isa);
+  const One one(packed, changes);
+  nb::gil_scoped_release unlocked;
+  FloatState state;
+  return static_cast<int>(open_row(loops, Split(&pool), one.ask, one.edits.data(), size,
+                                   reinterpret_cast<float*>(out)));
+}
+
+// (fault, bits).
+nb::tuple bits_of(const std::string& isa, Pool& pool, int size, const nb::bytes& packed,
+                  const nb::bytes& changes, int token) {
+  const Loops& loops = loops_of(isa);
+  const One one(packed, changes);
+  double bits = 0.0;
+  Fault fault;
+  {
+    nb::gil_scoped_release unlocked;
+    FloatState state;
+    fault = surprise(loops, Split(&pool), one.ask, one.edits.data(), size, token, bits);
+  }
+  return nb::make_tuple(static_cast<int>(fault), bits);
 }
 
 int top(const std::string& isa, Pool& pool, int rows, int size, int k, uintptr_t values,
@@ -89,7 +125,9 @@ void softmax(const std::string& isa, Pool& pool, int rows, int size, uintptr_t v
 
 void bind_sampling(nb::module_& m) {
   m.def("choose_rows", &choose);
-  m.def("rank_row", &rank);
+  m.def("rank_row", &rank_row);
+  m.def("open_row", &open);
+  m.def("surprise", &bits_of);
   m.def("top_k", &top);
   m.def("log_softmax", &softmax);
   m.def("gumbel", &noise);

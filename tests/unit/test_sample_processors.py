@@ -1,0 +1,407 @@
+"""Each processor against its formula, written naively, and transformers where both agree."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreword.errors import NonFiniteLogits, RequestError
+from foreword.sample import mirostat, noise, portable, typical, xtc
+from foreword.sample.checks import check_processors
+from foreword.sample.dry import match_lengths
+from foreword.sample.sampler import GumbelSampler, SamplerState
+from foreword.types import Request, SamplingParams
+
+SAMPLER = GumbelSampler()
+GONE = -np.inf
+tokens = st.lists(st.integers(0, 5), max_size=24)
+
+
+def request(prompt: Any = (), **fields: Any) -> Request:
+    more = {
+        name: fields.pop(name)
+        for name in ("bad_words", "dry_breakers", "eos_ids", "max_tokens")
+        if name in fields
+    }
+    params = SamplingParams(**{"temperature": 0.0, **fields}).resolve({})
+    return Request("", tuple(prompt), params, 7, **more)
+
+
+def after(asked: Request, output: Any) -> SamplerState:
+    """The state of a request that has emitted `output`."""
+    state = SAMPLER.begin(asked)
+    for token in output:
+        SAMPLER.advance(np.zeros(8, dtype=np.float32), state, token)
+    return state
+
+
+def changed(asked: Request, output: Any, row: Any) -> list[float]:
+    """The row before the next token is chosen."""
+    state = after(asked, output)
+    logits = np.array(row, dtype=np.float32)
+    return SAMPLER.open_row(logits, asked.params, state, len(output)).tolist()
+
+
+def make_row(seed: int, size: int = 8) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, size).astype(np.float32)
+
+
+@given(prompt=tokens, output=tokens, seed=st.integers(0, 99), penalty=st.floats(0.3, 3.0))
+def test_repetition(prompt: list[int], output: list[int], seed: int, penalty: float) -> None:
+    row = make_row(seed)
+    got = changed(request(prompt, repetition_penalty=penalty), output, row)
+    for token, value in enumerate(row):
+        if token in {*prompt, *output}:
+            value = value / np.float32(penalty) if value > 0 else value * np.float32(penalty)
+        assert got[token] == value
+
+
+@given(
+    prompt=tokens,
+    output=tokens,
+    seed=st.integers(0, 99),
+    presence=st.floats(-2, 2),
+    frequency=st.floats(-2, 2),
+)
+def test_presence_and_frequency(
+    prompt: list[int], output: list[int], seed: int, presence: float, frequency: float
+) -> None:
+    row = make_row(seed)
+    asked = request(prompt, presence_penalty=presence, frequency_penalty=frequency)
+    got = changed(asked, output, row)
+    for token, value in enumerate(row):
+        count = output.count(token)
+        loss = np.float32(frequency * count + presence) if count else np.float32(0)
+        assert got[token] == value - loss
+
+
+def naive_dry(x: list[int], asked: Request) -> dict[int, float]:
+    """The definition in dry.py, one place and one length at a time."""
+    params, breakers = asked.params, asked.dry_breakers
+    if params.dry_penalty_last_n >= 0:
+        x = x[len(x) - min(len(x), params.dry_penalty_last_n) :]
+    losses: dict[int, float] = {}
+    for place in range(len(x) - 1):
+        length = 0
+        while length <= place and x[place - length] == x[-1 - length]:
+            if x[place - length] in breakers:
+                break
+            length += 1
+        following = x[place + 1]
+        if length >= params.dry_allowed_length and following not in breakers:
+            power = params.dry_base ** (length - params.dry_allowed_length)
+            loss = params.dry_multiplier * power
+            losses[following] = max(loss, losses.get(following, 0.0))
+    return losses
+
+
+@settings(max_examples=300)
+@given(
+    prompt=st.lists(st.integers(0, 3), max_size=20),
+    output=st.lists(st.integers(0, 3), max_size=20),
+    allowed=st.integers(1, 4),
+    last_n=st.sampled_from([-1, 0, 1, 2, 3, 7, 12, 100]),
+    breakers=st.frozensets(st.integers(0, 3), max_size=2),
+)
+def test_dry(
+    prompt: list[int], output: list[int], allowed: int, last_n: int, breakers: frozenset[int]
+) -> None:
+    asked = request(
+        prompt,
+        dry_multiplier=0.5,
+        dry_base=2.0,
+        dry_allowed_length=allowed,
+        dry_penalty_last_n=last_n,
+        dry_breakers=breakers,
+    )
+    losses = naive_dry(prompt + output, asked)
+    got = changed(asked, output, np.zeros(8))
+    assert got == [-losses.get(token, 0.0) for token in range(8)]
+
+
+def test_dry_of_a_long_repetition_stays_finite() -> None:
+    asked = request([1] * 3000, dry_multiplier=0.8)
+    got = changed(asked, [], np.zeros(8))
+    assert math.isfinite(got[1])
+    assert got[1] < -1e29
+    assert got[0] == 0.0
+    assert match_lengths([1, 2, 1, 2, 1], frozenset()).tolist() == [1, 0, 3, 0]
+
+
+@given(output=tokens, words=st.lists(tokens.filter(bool), max_size=4))
+def test_bad_words(output: list[int], words: list[list[int]]) -> None:
+    words = [word[:3] for word in words]
+    got = changed(request((0, 1), bad_words=tuple(map(tuple, words))), output, np.zeros(8))
+    masked = {word[-1] for word in words if output[len(output) - len(word) + 1 :] == word[:-1]
+              and len(output) >= len(word) - 1}  # fmt: skip
+    assert got == [GONE if token in masked else 0.0 for token in range(8)]
+
+
+def test_masks_and_bias() -> None:
+    zeros = np.zeros(6)
+    assert changed(request(logit_bias={2: 1.5, 4: -3}), [], zeros) == [0, 0, 1.5, 0, -3, 0]
+    assert changed(request(allowed_token_ids=[4, 1, 4]), [], zeros) == [
+        GONE, 0, GONE, GONE, 0, GONE]  # fmt: skip
+    ends = request(min_tokens=2, eos_ids=frozenset({0}), stop_token_ids=[5, 99])
+    for count, masked in ((0, True), (1, True), (2, False)):
+        edge = GONE if masked else 0.0
+        assert changed(ends, [3] * count, zeros) == [edge, 0, 0, 0, 0, edge]
+
+
+def test_bias_comes_before_penalties_and_masks_after_all() -> None:
+    """1 + 1 = 2, halved by the repetition penalty, minus 0.5: not (1 / 2) + 1 - 0.5."""
+    asked = request(
+        [0],
+        logit_bias={0: 1.0, 1: 1.0},
+        repetition_penalty=2.0,
+        presence_penalty=0.5,
+        allowed_token_ids=[0],
+    )
+    assert changed(asked, [0], [1.0, 1.0]) == [0.5, GONE]
+
+
+def naive_typical(row: np.ndarray, mass: float) -> set[int]:
+    likely = np.exp(row - row.max())
+    likely /= likely.sum()
+    distance = np.abs(-np.log(likely) - (-(likely * np.log(likely)).sum()))
+    order = np.argsort(distance)
+    reached = np.flatnonzero(np.cumsum(likely[order]) >= mass)[0]
+    return set(order[: reached + 1].tolist())
+
+
+@given(seed=st.integers(0, 10_000), mass=st.floats(0.05, 0.95), temperature=st.floats(0.3, 2.0))
+def test_typical(seed: int, mass: float, temperature: float) -> None:
+    row = make_row(seed, 40)
+    ids = typical.kept(row, None, float(row.max()), temperature, mass)
+    assert set(ids.tolist()) == naive_typical(row.astype(np.float64) / temperature, mass)
+
+
+def test_typical_may_drop_the_likeliest() -> None:
+    row = np.log(np.array([0.4] + [0.06] * 10)).astype(np.float32)
+    assert typical.kept(row, None, float(row.max()), 1.0, 0.5).tolist() == list(range(1, 11))
+
+
+def test_xtc_drops_all_but_the_last_of_the_likely() -> None:
+    row = np.log(np.array([0.3, 0.4, 0.2, 0.1])).astype(np.float32)
+
+    def kept(threshold: float, ids: Any = None) -> list[int]:
+        return xtc.kept(row, ids, float(row.max()), 1.0, threshold).tolist()
+
+    assert kept(0.15) == [2, 3]
+    assert kept(0.35) == [0, 1, 2, 3]  # one likely id: nothing happens
+    assert kept(0.45) == [0, 1, 2, 3]
+    assert kept(0.0) == [3]
+    assert kept(0.35, np.array([0, 2, 3])) == [0, 2, 3]  # shares of what is kept: .5, .33, .17
+    assert kept(0.3, np.array([0, 2, 3])) == [2, 3]
+    flat = np.zeros(5, dtype=np.float32)
+    assert xtc.kept(flat, None, 0.0, 1.0, 0.1).tolist() == [4]
+
+
+def test_xtc_strikes_by_position_and_in_its_own_stream() -> None:
+    strikes = [xtc.strikes(5, position, 0.3) for position in range(2000)]
+    assert strikes == [xtc.strikes(5, position, 0.3) for position in range(2000)]
+    assert 0.25 < np.mean(strikes) < 0.35
+    assert strikes != [xtc.strikes(6, position, 0.3) for position in range(2000)]
+    assert all(xtc.strikes(5, position, 1.0) for position in range(50))
+    assert not any(xtc.strikes(5, position, 0.0) for position in range(50))
+    drawn = noise.uniform(noise.words(5, 17, 1))[0]
+    assert noise.chance(5, noise.XTC, 17) != drawn
+
+
+def test_mirostat_follows_the_formula() -> None:
+    """mu after each token, in plain numpy; what is kept is never more surprising than mu."""
+    asked = request(temperature=0.8, mirostat_mode=2, mirostat_tau=2.5, mirostat_eta=0.3)
+    state = SAMPLER.begin(asked)
+    mu = 5.0
+    for position in range(30):
+        row = make_row(position, 50)
+        likely = np.exp(row.astype(np.float64) / 0.8)
+        likely /= likely.sum()
+        bits = -np.log2(likely)
+        keep = bits <= mu
+        if not keep.any():
+            keep[row.argmax()] = True
+        assert state.mirostat is not None
+        found = mirostat.kept(row, float(row.max()), 0.8, state.mirostat.mu)
+        assert set(found.tolist()) == set(np.flatnonzero(keep).tolist())
+        token = SAMPLER.choose(row, asked.params, state, position).token_id
+        assert keep[token]
+        mu -= 0.3 * (-math.log2(likely[token] / likely[keep].sum()) - 2.5)
+        SAMPLER.advance(row, state, token)
+        assert math.isclose(state.mirostat.mu, mu, rel_tol=1e-9)
+
+
+def test_mirostat_aims_at_its_surprise() -> None:
+    asked = request(temperature=1.0, mirostat_mode=2, mirostat_tau=3.0)
+    state = SAMPLER.begin(asked)
+    seen = []
+    for position in range(600):
+        row = make_row(position, 400)
+        token = SAMPLER.choose(row, asked.params, state, position).token_id
+        assert state.mirostat is not None
+        seen.append(SAMPLER.surprise(row, state, state.mirostat, token))
+        SAMPLER.advance(row, state, token)
+    assert abs(np.mean(seen[100:]) - 3.0) < 0.2
+
+
+def test_transformers_has_the_same_answers() -> None:
+    """Repetition, min-p, typical: on rows where rounding decides nothing."""
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("transformers.generation.logits_process")
+    for seed in range(25):
+        row = make_row(seed, 60)
+        scores = torch.tensor(row)[None]
+        seen = np.random.default_rng(seed).integers(0, 60, 20).tolist()
+        repeated = theirs.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([seen]), scores)
+        got = changed(request(seen[:12], repetition_penalty=1.3), seen[12:], row)
+        assert got == repeated[0].tolist()
+        for fields, warper in (
+            ({"min_p": 0.07}, theirs.MinPLogitsWarper(0.07)),
+            ({"typical_p": 0.83}, theirs.TypicalLogitsWarper(0.83)),
+        ):
+            open_row = changed(request(temperature=1.0, **fields), [], row)
+            assert open_row == warper(None, scores)[0].tolist()
+
+
+def test_the_users_processors_run_once_a_token_in_order_on_copies() -> None:
+    calls: list[tuple[str, list[int], bytes]] = []
+
+    def first(ids: list[int], row: np.ndarray) -> np.ndarray:
+        calls.append(("first", ids, row.tobytes()))
+        row[:] = 0.0  # its own copy
+        row[1] = 5.0
+        return row
+
+    def second(ids: list[int], row: np.ndarray) -> np.ndarray:
+        calls.append(("second", ids, row.tobytes()))
+        ids.append(99)
+        return row.astype(np.float64) * 2
+
+    asked = request([4, 5], logits_processors=[first, second], mirostat_mode=2, temperature=1.0)
+    state = SAMPLER.begin(asked)
+    row = make_row(0)
+    before = row.tobytes()
+    token = SAMPLER.choose(row, asked.params, state, 0).token_id
+    assert SAMPLER.open_row(row, asked.params, state, 0)[1] == 10.0
+    SAMPLER.rank(row, asked.params, state, 0, 3)
+    SAMPLER.advance(row, state, token)
+    SAMPLER.rank(row, asked.params, state, 1, 3)
+    assert row.tobytes() == before
+    assert [name for name, _, _ in calls] == ["first", "second"]
+    assert calls[0][1:] == ([4, 5], before)
+    assert np.frombuffer(calls[1][2], np.float32).tolist() == [0, 5, 0, 0, 0, 0, 0, 0]
+    SAMPLER.choose(row, asked.params, state, 1)
+    assert calls[2][1] == [4, 5, token]
+
+
+class Broken:
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def __call__(self, ids: list[int], row: np.ndarray) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result(row) if callable(self.result) else self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (KeyError("x"), "raised KeyError"),
+        (None, "returned NoneType"),
+        ([0.0] * 8, "returned list"),
+        (lambda row: row.astype(np.int64), "returned int64"),
+        (lambda row: row[:-1], r"returned shape \(7,\)"),
+        (lambda row: row[None], r"returned shape \(1, 8\)"),
+        (lambda row: row + np.float32("nan"), "NaN or infinity"),
+        (lambda row: row + np.float32("inf"), "NaN or infinity"),
+        (lambda row: row - np.float32("inf"), "masked every id"),
+    ],
+)
+def test_a_broken_processor_is_an_error_that_names_it(result: Any, message: str) -> None:
+    asked = request(logits_processors=[Broken(result)])
+    state = SAMPLER.begin(asked)
+    with pytest.raises(RequestError, match=message) as error:
+        SAMPLER.choose(make_row(0), asked.params, state, 0)
+    assert "Broken" in str(error.value)
+    assert error.value.parameter == "logits_processors"
+
+
+BAD_FIELDS: list[dict[str, Any]] = [
+    {"typical_p": 0.0}, {"typical_p": 1.1}, {"xtc_probability": -0.1}, {"xtc_threshold": 2},
+    {"mirostat_mode": 1}, {"mirostat_mode": True}, {"mirostat_tau": 0.0, "mirostat_mode": 2},
+    {"mirostat_eta": -1.0}, {"presence_penalty": 2.1}, {"frequency_penalty": "1"},
+    {"dry_multiplier": -1.0}, {"dry_base": 0.5}, {"dry_allowed_length": 0},
+    {"dry_penalty_last_n": -2}, {"dry_sequence_breakers": [""]}, {"logit_bias": {1: 101}},
+    {"logit_bias": {"x": 1.0}}, {"logit_bias": {-1: 1.0}}, {"logit_bias": {1: None}},
+    {"logit_bias": [1]}, {"allowed_token_ids": []}, {"allowed_token_ids": [1.5]},
+    {"bad_words": [" "]}, {"bad_words": [3]}, {"min_tokens": -1},
+    {"min_tokens": 17}, {"logits_processors": [3]}, {"repetition_penalty": 0.0},
+    {"top_p": 0.9, "mirostat_mode": 2}, {"xtc_probability": 0.5, "mirostat_mode": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", BAD_FIELDS, ids=str)
+def test_values_out_of_range_are_refused_by_name(fields: dict[str, Any]) -> None:
+    name = next(iter(fields))
+    with pytest.raises(RequestError, match=name) as error:
+        SamplingParams(**fields)
+    assert error.value.parameter == name
+
+
+def test_unset_fields_come_from_the_model_but_mirostat_takes_no_filters() -> None:
+    defaults = {"top_p": 0.8, "typical_p": 0.9, "repetition_penalty": 1.1, "temperature": 0.6}
+    usual = SamplingParams().resolve(defaults)
+    assert (usual.top_p, usual.typical_p, usual.repetition_penalty) == (0.8, 0.9, 1.1)
+    steered = SamplingParams(mirostat_mode=2).resolve(defaults)
+    assert (steered.top_p, steered.typical_p, steered.repetition_penalty) == (1.0, 1.0, 1.1)
+    assert steered.temperature == 0.6
+    assert SamplingParams(mirostat_mode=2, top_k=-1, top_p=1.0).mirostat_mode == 2
+    assert SamplingParams(logit_bias={"7": 1, 3: 2}).logit_bias == {3: 2.0, 7: 1.0}
+    assert SamplingParams(bad_words="no").bad_words == ("no",)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("logit_bias", {"logit_bias": {8: 1.0}}),
+        ("allowed_token_ids", {"allowed_token_ids": [1, 8]}),
+        ("min_tokens", {"min_tokens": 9, "max_tokens": 4}),
+        ("allowed_token_ids", {"allowed_token_ids": [0, 2], "min_tokens": 1,
+                               "eos_ids": frozenset({0}), "bad_words": ((2,),)}),
+        ("bad_words", {"bad_words": tuple((token,) for token in range(8))}),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_model_is_refused(name: str, asked: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=name) as error:
+        check_processors(request(**asked), 8)
+    assert error.value.parameter == name
+    check_processors(request(allowed_token_ids=[0, 7], min_tokens=2, logit_bias={7: 2.0}), 8)
+
+
+def test_a_row_without_an_id_left_is_an_error_that_says_why() -> None:
+    asked = request(allowed_token_ids=[2])
+    row = np.array([1.0, 1.0, GONE], dtype=np.float32)
+    with pytest.raises(NonFiniteLogits, match="allowed_token_ids"):
+        SAMPLER.choose(row, asked.params, SAMPLER.begin(asked), 0)
+    asked = request([0], repetition_penalty=1e-9)
+    row = np.array([3e38, 1.0, 1.0], dtype=np.float32)
+    with pytest.raises(NonFiniteLogits, match="lower the penalties"):
+        SAMPLER.choose(row, asked.params, SAMPLER.begin(asked), 0)
+
+
+def test_portable_sums_of_the_filters_are_the_definition() -> None:
+    """typical's m by hand, in the order of block_sum."""
+    row = make_row(3, 3000)
+    shifted = row.astype(np.float64) - float(row.max())
+    weights = portable.exp(shifted)
+    ids = np.arange(3000)
+    mean = -(portable.block_sum(weights * -shifted, ids) / portable.block_sum(weights, ids))
+    distance = np.abs(shifted - mean)
+    kept = typical.kept(row, None, float(row.max()), 1.0, 0.6)
+    assert set(kept.tolist()) == set(np.flatnonzero(distance <= distance[kept].max()).tolist())
