@@ -14,8 +14,19 @@ from foreword import machine
 from foreword.build import NUMERICS_VERSION, Built
 from foreword.kernels._defaults import arithmetic
 from foreword.kernels._host import arithmetic_build
-from foreword.types import Sequence
+from foreword.types import Sequence, TokenLogprobs
 from foreword.version import __version__
+
+# What no token depends on, or what is said elsewhere in the receipt. A time limit only cuts.
+NOT_SAMPLING = (
+    "seed",
+    "n",
+    "best_of",
+    "logprobs",
+    "logprobs_mode",
+    "prompt_logprobs",
+    "time_limit",
+)
 
 
 def ids_sha256(token_ids: SequenceOf[int]) -> str:
@@ -23,11 +34,24 @@ def ids_sha256(token_ids: SequenceOf[int]) -> str:
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
 
 
+def logprobs_sha256(entries: SequenceOf[TokenLogprobs], count: int) -> str:
+    """sha256 (hex) of the tokens' logprobs and the `count` highest of each, every bit: lines of
+    `id value` pairs, the token's first, values as hexadecimal floats."""
+    lines = (
+        " ".join(
+            f"{token} {logprob.hex()}"
+            for token, logprob in ((entry.token_id, entry.logprob), *entry.top[:count])
+        )
+        for entry in entries
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
 def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None) -> dict[str, Any]:
     """Everything the tokens of `sequence` depend on, as plain data."""
     request, config = sequence.request, built.config
     sampling = asdict(request.params)
-    for name in ("seed", "n", "logprobs"):
+    for name in NOT_SAMPLING:
         del sampling[name]
     sampling["max_tokens"] = request.max_tokens
     receipt: dict[str, Any] = {
@@ -61,6 +85,18 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
         "tokens_sha256": ids_sha256(sequence.output_ids),
         "finish_reason": sequence.finish_reason,
     }
+    params = request.params
+    if params.logprobs is not None:
+        receipt["logprobs"] = {
+            "count": params.logprobs,
+            "mode": params.logprobs_mode,
+            "sha256": logprobs_sha256(sequence.logprobs, params.logprobs),
+        }
+    if params.prompt_logprobs is not None:
+        receipt["prompt_logprobs"] = {
+            "count": params.prompt_logprobs,
+            "sha256": logprobs_sha256(sequence.prompt_logprobs, params.prompt_logprobs),
+        }
     if chat_date is not None:
         receipt["chat_date"] = chat_date
     return receipt

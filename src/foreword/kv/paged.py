@@ -70,7 +70,7 @@ class PagedStore:
         self.capacity: int = self.num_pages * block_size
         self.prefix_queries = 0  # tokens looked up
         self.prefix_hits = 0  # tokens found
-        self._caching = enable_prefix_caching
+        self.shares_prefixes = self._caching = enable_prefix_caching
         self._index = PrefixIndex(identity)
         self._free = list(range(self.num_pages, 0, -1))  # a stack, lowest page on top
         self._references = [0] * (self.num_pages + 1)

@@ -9,6 +9,7 @@ without noise, and needs no filter (see filters.py). Knows nothing of drafts or 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from foreword.sample import filters, logprobs, noise, perturbed
 from foreword.sample.filters import Row
 from foreword.sample.portable import Floats, Ids
 from foreword.sample.rules import rules_of
-from foreword.types import Choice, Request, SamplingParams
+from foreword.types import Choice, Request, SamplingParams, TokenLogprobs
 
 RIVALS = 8  # strongest ids beyond the ones asked for that `rank` weighs its scores against
 LOWEST_SCORE = 1e-9
@@ -58,9 +59,22 @@ class GumbelSampler:
             token = best
         else:
             token = int(self._strongest(open_row, best, params, state, position, 1)[0][0])
-        if params.logprobs is None:
+        count = params.logprobs
+        if count is None:
             return Choice(token)
-        return Choice(token, logprobs.raw(row, peak, token, params.logprobs))
+        if params.logprobs_mode == "raw":
+            return Choice(token, logprobs.raw(row, peak, token, count))
+        kept, temperature = self._kept(open_row, best, params), temperature_of(params)
+        high = float(open_row[best])
+        return Choice(token, logprobs.processed(open_row, kept, high, temperature, token, count))
+
+    def score(self, rows: Logits, tokens: SequenceOf[int], count: int) -> list[TokenLogprobs]:
+        found = []
+        for place, token in enumerate(tokens):
+            row = tidy(rows[place])
+            peak = float(row[peak_id(row)])
+            found.append(logprobs.raw(row, peak, token, count))
+        return found
 
     def rank(
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int, count: int
@@ -92,12 +106,8 @@ class GumbelSampler:
         count: int,
     ) -> tuple[Ids, Floats]:
         """The `count` ids with the highest perturbed scores among those the filters keep."""
-        assert params.top_k is not None
-        assert params.top_p is not None
-        assert params.min_p is not None
         temperature = temperature_of(params)
-        peak = float(row[best])
-        ids = filters.kept(row, peak, temperature, params.top_k, params.top_p, params.min_p)
+        ids = self._kept(row, best, params)
         if ids is None:
             words = noise.words(state.seed, position, len(row))
             return perturbed.strongest(row, words, temperature, count)
@@ -106,6 +116,17 @@ class GumbelSampler:
         words = noise.words(state.seed, position, ids)
         indices, scores = perturbed.strongest(row[ids], words, temperature, count)
         return ids[indices], scores
+
+    def _kept(self, row: Row, best: int, params: SamplingParams) -> Ids | None:
+        """What the filters leave of a processed row; None: all of it, as at temperature 0."""
+        assert params.top_k is not None
+        assert params.top_p is not None
+        assert params.min_p is not None
+        temperature = temperature_of(params)
+        if temperature == 0.0:
+            return None
+        peak = float(row[best])
+        return filters.kept(row, peak, temperature, params.top_k, params.top_p, params.min_p)
 
 
 def processed(row: Row, state: SamplerState, position: int) -> Row:
@@ -133,7 +154,7 @@ def tidy(row: Logits) -> Row:
     return np.require(row, requirements=("C", "A"))
 
 
-def peak_id(row: Row, position: int) -> int:
+def peak_id(row: Row, position: int | None = None) -> int:
     """Lowest id of the highest logit. NaN counts as highest for argmax, so one look finds all three
     kinds of bad row."""
     best = int(row.argmax())
@@ -142,11 +163,12 @@ def peak_id(row: Row, position: int) -> int:
     return best
 
 
-def bad_row(position: int, *, all_masked: bool) -> NonFiniteLogits:
+def bad_row(position: int | None, *, all_masked: bool) -> NonFiniteLogits:
+    """position: of the output; None: a row of the prompt."""
     kind = "only masked ids" if all_masked else "NaN or infinity"
+    where = "inside the prompt" if position is None else f"at output position {position}"
     return NonFiniteLogits(
-        f"the logits at output position {position} hold {kind}; check the checkpoint, "
-        "or try --numerics float32"
+        f"the logits {where} hold {kind}; check the checkpoint, or try --numerics float32"
     )
 
 
