@@ -8,8 +8,9 @@ from __future__ import annotations
 import datetime
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import closing
 from dataclasses import replace
 from threading import Lock
 from types import TracebackType
@@ -21,6 +22,7 @@ from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, read_spe
 from foreword.errors import ConfigError, RequestError
 from foreword.outputs import (
     CompletionOutput,
+    Delta,
     RequestOutput,
     Sample,
     completion,
@@ -154,6 +156,14 @@ class LLM:
         self, prompt: Prompt, sampling_params: SamplingParams, chat_date: str | None = None
     ) -> Iterator[tuple[str, Sample]]:
         """Yield (new text, sample) as one request goes on; closing the iterator aborts it."""
+        with closing(self.deltas(prompt, sampling_params, chat_date)) as parts:
+            for delta, sample in parts:
+                yield delta.text, sample
+
+    def deltas(
+        self, prompt: Prompt, sampling_params: SamplingParams, chat_date: str | None = None
+    ) -> Generator[tuple[Delta, Sample], None, None]:
+        """As `stream`, with the tokens, logprobs and offsets that are new beside the text."""
         for name in ("n", "best_of"):
             if getattr(sampling_params, name) not in (None, 1):
                 given = getattr(sampling_params, name)
@@ -163,8 +173,9 @@ class LLM:
         try:
             while sample.ended is None:
                 self._step(sample)
-                yield sample.stream.take(), sample
-            if rest := sample.stream.take():  # another caller's step ended it
+                yield sample.take(self.tokenizer.shown), sample
+            rest = sample.take(self.tokenizer.shown)
+            if rest.text or rest.token_ids:  # another caller's step ended it
                 yield rest, sample
         finally:
             self._retire([sample])
@@ -172,7 +183,7 @@ class LLM:
     def result(self, sample: Sample, index: int | None = None) -> CompletionOutput:
         """A finished (or cut) sample as the user sees it; index: its place if it is not its own."""
         receipt = make_receipt(self.built, sample.sequence, sample.chat_date)
-        return completion(sample, self.tokenizer.token_text, receipt, index)
+        return completion(sample, self.tokenizer.shown, receipt, index)
 
     def output(self, samples: list[Sample], text: str | None) -> RequestOutput:
         """All samples of one prompt, finished or cut; `text`: the prompt as it was given."""
@@ -184,7 +195,7 @@ class LLM:
             text,
             list(first.request.prompt_ids),
             [self.result(sample, place) for place, sample in enumerate(chosen)],
-            prompt_logprobs=prompt_table(first, self.tokenizer.token_text),
+            prompt_logprobs=prompt_table(first, self.tokenizer.shown),
             usage=usage(samples),
         )
 

@@ -41,12 +41,13 @@ class Sample:
 
     def take(self, text_of: Callable[[int], str]) -> Delta:
         """What has come since the last take. Withheld text comes later than its tokens do."""
-        first, self.taken = self.taken, self.sequence.num_output
+        sequence, first = self.sequence, self.taken
+        self.taken = sequence.num_output
         return Delta(
             text=self.stream.take(),
-            token_ids=self.sequence.output_ids[first:],
-            logprobs=None if self.num_shown is None else logprob_table(self, text_of, first),
-            text_offsets=self.stream.offsets[first:],
+            token_ids=sequence.token_ids[sequence.num_prompt + first :],
+            logprobs=None if self.num_shown is None else logprob_table(sequence, text_of, first),
+            text_offsets=self.stream.offsets(first),
         )
 
 
@@ -144,7 +145,7 @@ def completion(
         index=sample.index if index is None else index,
         text=sample.stream.text,
         token_ids=sequence.output_ids,
-        logprobs=logprob_table(sample, text_of) if shown else None,
+        logprobs=logprob_table(sequence, text_of) if shown else None,
         cumulative_logprob=cumulative(sequence) if shown else None,
         finish_reason=sequence.finish_reason,
         stop_reason=_stop_reason(sample),
@@ -152,7 +153,7 @@ def completion(
         metrics=_metrics(sample),
         receipt=receipt,
         sources=list(sequence.sources),
-        text_offsets=sample.stream.offsets,
+        text_offsets=sample.stream.offsets(),
         error=None if sequence.error is None else str(sequence.error),
     )
 
@@ -183,10 +184,10 @@ def speculation_metrics(stats: SpeculationStats) -> dict[str, Any]:
 
 
 def logprob_table(
-    sample: Sample, text_of: Callable[[int], str], first: int = 0
+    sequence: Sequence, text_of: Callable[[int], str], first: int = 0
 ) -> list[dict[int, Logprob]]:
     """Per output token from `first` on: the chosen id and the highest ones."""
-    return [_row(entry, text_of) for entry in sample.sequence.logprobs[first:]]
+    return [_row(entry, text_of) for entry in sequence.logprobs[first:]]
 
 
 def prompt_table(

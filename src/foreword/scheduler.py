@@ -77,6 +77,7 @@ class Scheduler:
         self.max_rows = config.max_num_batched_tokens
         # With one row for each running sequence at least, nobody who runs can be starved of rows.
         self.max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self.read_rows = READ_ROWS
         self.capacity = capacity
         self.block_size = block_size
         self.waiting: list[Sequence] = []  # in order
@@ -124,7 +125,7 @@ class Scheduler:
         draft_budget: draft nodes the engine would like to verify over the whole batch.
         max_per_sequence: draft nodes of one sequence at most.
         """
-        step = _Step(self, kv, draft_budget, max_per_sequence)
+        step = _Step(self, kv, draft_budget, max_per_sequence, self.read_rows)
         step.decodes()
         step.share_rows()
         step.prompts()
@@ -148,11 +149,11 @@ class _Step:
     kv: KVStore
     draft_budget: int
     max_per_sequence: int
+    read_rows: int  # prompt rows whose logprobs may still be read
     entries: dict[str, Entry] = field(default_factory=dict)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     prefill_rows: int = 0  # what prompts may still take
-    read_rows: int = READ_ROWS  # of these, rows whose logprobs are wanted
     draft_total: int = 0
 
     def decodes(self) -> None:

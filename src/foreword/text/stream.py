@@ -49,12 +49,12 @@ class TextStream:
         """The stop string that ended the text, if one did."""
         return self._watch.stop
 
-    @property
-    def offsets(self) -> list[int]:
-        """Per token: where its text begins, in characters of `text`; of a token that begins inside
-        a character, that character's place. Never falls, never beyond the text."""
+    def offsets(self, first: int = 0) -> list[int]:
+        """Per token from `first` on: where its text begins, in characters of `text`; of a token
+        that begins inside a character, that character's place. Never falls, never leaves the
+        text."""
         end = self._watch.end
-        return [min(start, end) for start in self._starts]
+        return [min(start, end) for start in self._starts[first:]]
 
     def push(self, token: int) -> bool:
         """Add an emitted token; True when a stop string is complete."""
