@@ -140,6 +140,7 @@ def asking(cases: SequenceOf[Case]) -> list[Case]:
             case,
             name=f"{case.name}, {how}",
             params=SamplingParams(**ASKED[how]).resolve({}),  # type: ignore[arg-type]
+            seed=derive(case.seed, 1000),  # nobody else's
         )
         for case, how in zip(cases, ASKED, strict=False)
     ]
