@@ -180,21 +180,23 @@ class LLM:
         finally:
             self._retire([sample])
 
-    def result(self, sample: Sample, index: int | None = None) -> CompletionOutput:
-        """A finished (or cut) sample as the user sees it; index: its place if it is not its own."""
+    def result(self, sample: Sample) -> CompletionOutput:
+        """A finished (or cut) sample as the user sees it."""
         receipt = make_receipt(self.built, sample.sequence, sample.chat_date)
-        return completion(sample, self.tokenizer.shown, receipt, index)
+        return completion(sample, self.tokenizer.shown, receipt)
 
     def output(self, samples: list[Sample], text: str | None) -> RequestOutput:
         """All samples of one prompt, finished or cut; `text`: the prompt as it was given."""
         first = samples[0].sequence
         params = first.request.params
-        chosen = most_likely(samples, params.n)
+        outputs = [self.result(sample) for sample in most_likely(samples, params.n)]
+        for place, output in enumerate(outputs):
+            output.index = place
         return RequestOutput(
             first.request.group or first.id,
             text,
             list(first.request.prompt_ids),
-            [self.result(sample, place) for place, sample in enumerate(chosen)],
+            outputs,
             prompt_logprobs=prompt_table(first, self.tokenizer.shown),
             usage=usage(samples),
         )

@@ -135,14 +135,13 @@ def usage(samples: list[Sample]) -> Usage:
 
 
 def completion(
-    sample: Sample, text_of: Callable[[int], str], receipt: dict[str, Any], index: int | None = None
+    sample: Sample, text_of: Callable[[int], str], receipt: dict[str, Any]
 ) -> CompletionOutput:
-    """The user's view of a sample that has ended; `text_of` gives the text of a token id. index:
-    its place among those returned, None = the order they were made in."""
+    """The user's view of a sample that has ended; `text_of` gives the text of a token id."""
     sequence = sample.sequence
     shown = sample.num_shown is not None
     return CompletionOutput(
-        index=sample.index if index is None else index,
+        index=sample.index,
         text=sample.stream.text,
         token_ids=sequence.output_ids,
         logprobs=logprob_table(sequence, text_of) if shown else None,
