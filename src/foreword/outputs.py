@@ -147,7 +147,7 @@ def completion(
         logprobs=logprob_table(sequence, text_of) if shown else None,
         cumulative_logprob=cumulative(sequence) if shown else None,
         finish_reason=sequence.finish_reason,
-        stop_reason=_stop_reason(sample),
+        stop_reason=_stop_reason(sample, text_of),
         seed=sequence.request.seed,
         metrics=_metrics(sample),
         receipt=receipt,
@@ -215,11 +215,15 @@ def cumulative(sequence: Sequence) -> float:
     return total
 
 
-def _stop_reason(sample: Sample) -> int | str | None:
+def _stop_reason(sample: Sample, text_of: Callable[[int], str]) -> int | str | None:
+    """A stop given as the text of a special token is watched for as an id, and named as given."""
     sequence = sample.sequence
     if sequence.finish_reason != "stop":
         return None
     if sample.stream.stop is not None:
         return sample.stream.stop
-    last = sequence.token_ids[-1]
-    return last if last in (sequence.request.params.stop_token_ids or ()) else None
+    last, params = sequence.token_ids[-1], sequence.request.params
+    if last in (params.stop_token_ids or ()):
+        return last
+    text = text_of(last)
+    return text if text in (params.stop or ()) else None

@@ -106,6 +106,20 @@ def test_a_stop_id_is_in_the_ids_and_in_the_text_only_if_included(drafts: bool) 
             assert output.text_offsets == whole.text_offsets[: first + 1]
 
 
+def test_a_stop_given_as_a_special_token_is_named_as_given() -> None:
+    """Watched for as an id, in the ids, not in the text; the reason is the string."""
+    target = rig()
+    sampled = replace(LETTERS, max_tokens=60)
+    known = target.plain(sampled).token_ids
+    token = next(token for token in known if token in target.tokenizer.special_ids)
+    name = target.tokenizer.token_text(token)
+    llm = target.door(target.engine("ngram", k=K))
+    output = one(llm, sampled, stop=[name])
+    ends_as_one(output, sampled, known.index(token) + 1)
+    assert (output.finish_reason, output.stop_reason) == ("stop", name)
+    assert name not in output.text
+
+
 def test_a_stop_string_within_the_first_min_tokens_ends_nothing() -> None:
     """The same stop string, complete with token 6: it ends the text from min_tokens 5 down."""
     llm = door(LETTERS)

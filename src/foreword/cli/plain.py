@@ -78,6 +78,9 @@ def verify(
             alone_params = replace(alone_params, max_tokens=len(output.token_ids))
         again = plain.generate(result.prompt_token_ids, alone_params)
         (expected,) = again[0].outputs
+        if again[0].prompt_logprobs != result.prompt_logprobs:
+            comparison.difference = f"prompt {number}: its logprobs differ"
+            break
         seconds += expected.metrics["generation_time_ms"] / 1e3
         tokens += len(expected.token_ids)
         found = compare(output, expected, comparison)
