@@ -11,15 +11,21 @@ import zlib
 from typing import Any
 
 from foreword.config import SchedulerConfig
-from foreword.scheduler import Entry, Plan, Scheduler
-from foreword.types import Request, SamplingParams, Sequence
+from foreword.scheduler import Entry, Plan, Scheduler, num_read
+from foreword.types import Request, SamplingParams, Sequence, TokenLogprobs
 from kv_fakes import IntegerPool, Writer, make_store
 
 
-def request_of(name: str, prompt: int | list[int], max_tokens: int, priority: int = 0) -> Request:
+def request_of(
+    name: str,
+    prompt: int | list[int],
+    max_tokens: int,
+    priority: int = 0,
+    prompt_logprobs: int | None = None,
+) -> Request:
     """`prompt`: ids, or how many; equal lengths give equal prompts."""
     ids = list(range(prompt)) if isinstance(prompt, int) else prompt
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
     return Request(name, tuple(ids), params, 0, max_tokens=max_tokens, priority=priority)
 
 
@@ -54,6 +60,7 @@ class Machine:
         self.finished: dict[str, list[int]] = {}
         self.lengths: dict[str, int] = {}  # an end of text before max_tokens
         self.num_steps = 0
+        self.num_computed = 0  # certain rows
 
     def add(self, request: Request) -> Sequence:
         sequence = Sequence(request, list(request.prompt_ids))
@@ -79,6 +86,7 @@ class Machine:
             self.writer.held[sequence.id] = sequence.token_ids[:length]
             self.writer.salts[sequence.id] = sequence.request.salt
         self.check(plan, draft_budget, max_per_sequence)
+        self.num_computed += sum(entry.count for entry in plan.entries)
         left = plan.draft_total
         for entry in plan.entries:
             left -= self.run(entry, self.rng.randint(0, min(entry.draft_limit, left)))
@@ -111,12 +119,16 @@ class Machine:
             node = row if row in path else node
         self.writer.write(sequence.id, tokens, parents)
         self.writer.commit(sequence.id, tokens, [*range(entry.count), *path])
+        for place in range(num_read(sequence, entry.start, entry.count)):
+            token = request.prompt_ids[len(sequence.prompt_logprobs) + 1]
+            sequence.prompt_logprobs.append(TokenLogprobs(token, -1.0 - place, ()))
         if entry.completes:
             self.emit(sequence, accepted + 1)
         return nodes
 
     def emit(self, sequence: Sequence, count: int) -> None:
         request = sequence.request
+        assert sequence.first_unread == sequence.num_prompt - 1, "a row of the prompt was not read"
         length = self.lengths.get(sequence.id, request.max_tokens)
         for _ in range(count):
             if sequence.num_output < length:
@@ -133,6 +145,8 @@ class Machine:
         assert plan.draft_total <= draft_budget
         assert plan.draft_total <= sum(entry.draft_limit for entry in plan.entries)
         assert len(scheduler.running) <= scheduler.max_running
+        read = [num_read(one.sequence, one.start, one.count) for one in plan.entries]
+        assert sum(read) <= scheduler.read_rows
         for queue in (scheduler.running, scheduler.waiting):
             assert queue == sorted(queue, key=order)
         planned = [entry.sequence for entry in plan.entries]
@@ -151,6 +165,8 @@ class Machine:
         sequence, end = entry.sequence, entry.start + entry.count
         assert entry.start == self.store.length(sequence.id)
         assert entry.count >= 1
+        if sequence.first_unread < sequence.num_prompt - 1:
+            assert entry.start <= sequence.first_unread, "the prefix cache hides a row"
         assert end <= len(sequence.token_ids)
         assert entry.completes == (end == len(sequence.token_ids))
         assert min(sequence.token_ids) >= 0

@@ -65,12 +65,15 @@ class Engine:
         self.stats = SpeculationStats()
         self._drafting: set[str] = set()  # sequences the drafter has begun
         self._reader = parts.drafter if isinstance(parts.drafter, PromptReader) else None
+        self._limited: dict[str, Sequence] = {}  # those with a time limit
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. RequestError if it can never fit."""
         sequence = Sequence(request, list(request.prompt_ids))
         sequence.sampler_state = self.parts.sampler.begin(request)
         self.parts.scheduler.add(sequence)
+        if request.expires is not None:
+            self._limited[sequence.id] = sequence
         return sequence
 
     def abort(self, sequence: Sequence) -> None:
@@ -86,10 +89,11 @@ class Engine:
     def step(self) -> list[Sequence]:
         """Advance everything by one target pass; returns the sequences that emitted or ended."""
         started = time.perf_counter()
+        expired = self._expire()
         with self.parts.guard():
             plan = self._plan()
             if not plan.entries:
-                return []
+                return expired
             works = self._draft(plan)
             before = time.perf_counter()
             with self.parts.clock.measure(""):
@@ -100,7 +104,15 @@ class Engine:
                 sound = [done for done in outcomes if done.sequence.error is None]
                 self.parts.drafter.observe(sound)
             self._time(plan.entries, works, outcomes, passed, time.perf_counter() - started)
-            return self._emit(outcomes)
+            return expired + self._emit(plan.entries, outcomes)
+
+    def _expire(self) -> list[Sequence]:
+        """Cut those whose time is up at their last emitted token."""
+        now = time.monotonic() if self._limited else 0.0
+        expired = [one for one in self._limited.values() if (one.request.expires or 0.0) <= now]
+        for sequence in expired:
+            self._leave(sequence, "timeout")
+        return expired
 
     def _plan(self) -> Plan:
         scheduler = self.parts.scheduler
@@ -112,7 +124,9 @@ class Engine:
 
     def _draft(self, plan: Plan) -> list[Work]:
         """Ask the drafter, spend the budget over the whole batch, and lay out each one's rows."""
-        open_entries = [entry for entry in plan.entries if entry.completes]
+        open_entries = [
+            entry for entry in plan.entries if entry.completes and entry.sequence.request.max_tokens
+        ]
         for entry in open_entries:
             if entry.sequence.id not in self._drafting:
                 self._drafting.add(entry.sequence.id)
@@ -136,14 +150,35 @@ class Engine:
         return Work(entry.sequence.id, tuple(certain), tree, self._to_read(entry))
 
     def _to_read(self, entry: Entry) -> range:
-        """Rows of this chunk that the drafter wants to read: the last ones of the prompt, but for
-        the very last, which is a root."""
-        if self._reader is None:
-            return range(0)
-        end = entry.sequence.num_prompt - 1
-        first = max(entry.start, end - self._reader.prompt_rows)
+        """Rows of this chunk that somebody wants to read: of a prompt whose logprobs are wanted all
+        that are not known yet, for a drafter the last ones. Never the very last: it is a root."""
+        sequence = entry.sequence
+        end = sequence.num_prompt - 1
+        first = max(entry.start, min(sequence.first_unread, self._first_hint(sequence)))
         last = min(entry.start + entry.count, end)
         return range(first - entry.start, max(first, last) - entry.start)
+
+    def _first_hint(self, sequence: Sequence) -> int:
+        """The first row of the prompt that the drafter wants to read."""
+        rows = 0 if self._reader is None else self._reader.prompt_rows
+        return sequence.num_prompt - 1 - rows
+
+    def _read(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
+        """Rows after prompt tokens `start` and on: score what follows them, show the drafter its
+        part."""
+        params = sequence.request.params
+        if params.prompt_logprobs is not None:
+            first = sequence.first_unread - start
+            followers = sequence.request.prompt_ids[start + first + 1 : start + len(rows) + 1]
+            try:
+                sequence.prompt_logprobs += self.parts.sampler.score(
+                    rows[first:], followers, params.prompt_logprobs
+                )
+            except ForewordError as error:  # this request's own trouble; the others go on
+                sequence.error, sequence.finish_reason = error, "error"
+        hint = max(0, self._first_hint(sequence) - start)
+        if self._reader is not None and hint < len(rows):
+            self._reader.read_prompt(sequence, start + hint, rows[hint:])
 
     def _time(
         self,
@@ -174,11 +209,9 @@ class Engine:
             sequence = entry.sequence
             path: tuple[int, ...] = ()
             if work.read:
-                assert self._reader is not None
                 assert wanted is not None
-                at = entry.start + work.read.start
-                self._reader.read_prompt(sequence, at, wanted[: len(work.read)])
-            if work.tree is not None:
+                self._read(sequence, entry.start + work.read.start, wanted[: len(work.read)])
+            if work.tree is not None and sequence.error is None:
                 assert wanted is not None
                 logits = wanted[len(work.read) :]
                 verdict = self._walk(sequence, work.tree, logits)
@@ -188,6 +221,8 @@ class Engine:
                 kept = work.kept_rows(path)
                 held = sequence.token_ids[: entry.start + len(kept)]
                 self.parts.kv.commit(sequence.id, kept, held)
+                if entry.completes and work.tree is None:  # nothing but its prompt was wanted
+                    sequence.finish_reason = "length"
         return outcomes
 
     def _walk(self, sequence: Sequence, tree: DraftTree, logits: np.ndarray) -> Verdict:
@@ -222,14 +257,17 @@ class Engine:
 
         return choose
 
-    def _emit(self, outcomes: SequenceOf[Outcome]) -> list[Sequence]:
-        for outcome in outcomes:
-            if outcome.sequence.finish_reason is not None:
-                self._leave(outcome.sequence, outcome.sequence.finish_reason)
-        return [outcome.sequence for outcome in outcomes]
+    def _emit(self, entries: SequenceOf[Entry], outcomes: SequenceOf[Outcome]) -> list[Sequence]:
+        told = {outcome.sequence.id: outcome.sequence for outcome in outcomes}
+        for entry in entries:
+            if entry.sequence.finish_reason is not None:
+                self._leave(entry.sequence, entry.sequence.finish_reason)
+                told[entry.sequence.id] = entry.sequence
+        return list(told.values())
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
+        self._limited.pop(sequence.id, None)
         self._end_draft(sequence)
         self.parts.scheduler.finish(sequence)
         self.parts.kv.free(sequence.id)

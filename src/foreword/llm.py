@@ -8,8 +8,10 @@ from __future__ import annotations
 import datetime
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import closing
+from dataclasses import replace
 from threading import Lock
 from types import TracebackType
 from typing import Any
@@ -18,7 +20,16 @@ from foreword import prompts as forms
 from foreword.build import Built, Progress, build
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, read_speculative_config
 from foreword.errors import ConfigError, RequestError
-from foreword.outputs import CompletionOutput, RequestOutput, Sample, completion
+from foreword.outputs import (
+    CompletionOutput,
+    Delta,
+    RequestOutput,
+    Sample,
+    completion,
+    most_likely,
+    prompt_table,
+    usage,
+)
 from foreword.prompts import Prompt
 from foreword.receipt import make_receipt
 from foreword.sample.checks import check_processors
@@ -149,15 +160,26 @@ class LLM:
         self, prompt: Prompt, sampling_params: SamplingParams, chat_date: str | None = None
     ) -> Iterator[tuple[str, Sample]]:
         """Yield (new text, sample) as one request goes on; closing the iterator aborts it."""
-        if sampling_params.n != 1:
-            raise RequestError(f"a stream has one sample, got n = {sampling_params.n}", "n")
+        with closing(self.deltas(prompt, sampling_params, chat_date)) as parts:
+            for delta, sample in parts:
+                yield delta.text, sample
+
+    def deltas(
+        self, prompt: Prompt, sampling_params: SamplingParams, chat_date: str | None = None
+    ) -> Generator[tuple[Delta, Sample], None, None]:
+        """As `stream`, with the tokens, logprobs and offsets that are new beside the text."""
+        for name in ("n", "best_of"):
+            if getattr(sampling_params, name) not in (None, 1):
+                given = getattr(sampling_params, name)
+                raise RequestError(f"a stream has one sample, got {name} = {given}", name)
         ids = self._encode(prompt, 0)
         (sample,) = self._submit(ids, sampling_params, chat_date)
         try:
             while sample.ended is None:
                 self._step(sample)
-                yield sample.stream.take(), sample
-            if rest := sample.stream.take():  # another caller's step ended it
+                yield sample.take(self.tokenizer.shown), sample
+            rest = sample.take(self.tokenizer.shown)
+            if rest.text or rest.token_ids:  # another caller's step ended it
                 yield rest, sample
         finally:
             self._retire([sample])
@@ -165,7 +187,23 @@ class LLM:
     def result(self, sample: Sample) -> CompletionOutput:
         """A finished (or cut) sample as the user sees it."""
         receipt = make_receipt(self.built, sample.sequence, sample.chat_date)
-        return completion(sample, self.tokenizer.token_text, receipt)
+        return completion(sample, self.tokenizer.shown, receipt)
+
+    def output(self, samples: list[Sample], text: str | None) -> RequestOutput:
+        """All samples of one prompt, finished or cut; `text`: the prompt as it was given."""
+        first = samples[0].sequence
+        params = first.request.params
+        outputs = [self.result(sample) for sample in most_likely(samples, params.n)]
+        for place, output in enumerate(outputs):
+            output.index = place
+        return RequestOutput(
+            first.request.group or first.id,
+            text,
+            list(first.request.prompt_ids),
+            outputs,
+            prompt_logprobs=prompt_table(first, self.tokenizer.shown),
+            usage=usage(samples),
+        )
 
     def close(self) -> None:
         """Release worker threads. The object cannot be used afterwards."""
@@ -202,15 +240,7 @@ class LLM:
             self._drain([sample for group in groups for sample in group], progress)
         finally:  # an error or an interrupt cuts what is left
             self._retire([sample for group in groups for sample in group])
-        return [
-            RequestOutput(
-                group[0].sequence.request.group or group[0].sequence.id,
-                text,
-                prompt,
-                [self.result(sample) for sample in group],
-            )
-            for text, prompt, group in zip(texts, ids, groups, strict=True)
-        ]
+        return [self.output(group, text) for group, text in zip(groups, texts, strict=True)]
 
     def _drain(self, samples: list[Sample], progress: Progress | None) -> None:
         while (running := next((one for one in samples if one.ended is None), None)) is not None:
@@ -241,31 +271,47 @@ class LLM:
         room = self.built.context - len(prompt_ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         texts, ids = split_stops(self.tokenizer, params.stop or ())
-        ends = frozenset() if params.ignore_eos else self.built.checkpoint.eos_ids
         bad_words = bad_word_ids(self.tokenizer, params.bad_words or ())
         breakers = self._breakers(params)
+        ends = frozenset(ids)
+        if not params.ignore_eos:
+            ends |= self.built.checkpoint.eos_ids
+        shown = params.logprobs
+        if params.num_samples > params.n and shown is None:
+            params = replace(params, logprobs=0)  # what the best are chosen by
+        started = time.monotonic()
+        expires = None if params.time_limit is None else started + params.time_limit
+        others = replace(params, prompt_logprobs=None) if limit else params  # scored once
         with self._lock:
             number = next(self._numbers)
             seed = self._seed(params, number)
             samples: list[Sample] = []
             try:
-                for index in range(params.n):
-                    stream = TextStream(self.tokenizer, prompt_ids, texts)
+                for index in range(params.num_samples):
+                    stream = TextStream(
+                        self.tokenizer,
+                        prompt_ids,
+                        texts,
+                        include_stop=params.include_stop_str_in_output,
+                        end_ids=ends | frozenset(params.stop_token_ids or ()),
+                        min_tokens=params.min_tokens,
+                    )
                     request = Request(
                         id=f"{number}-{index}",
                         prompt_ids=tuple(prompt_ids),
-                        params=params,
+                        params=others if index else params,
                         seed=derive(seed, index),
-                        eos_ids=ends | frozenset(ids),
+                        eos_ids=ends,
                         max_tokens=limit,
                         group=str(number),
                         watch=stream.push,
                         bad_words=bad_words,
                         dry_breakers=breakers,
+                        expires=expires,
                     )
                     check_processors(request, self.built.vocab_size)
                     sequence = self.engine.add(request)
-                    samples.append(Sample(sequence, stream, index, chat_date, time.monotonic()))
+                    samples.append(Sample(sequence, stream, index, chat_date, started, shown))
             except BaseException:
                 for sample in samples:
                     self.engine.abort(sample.sequence)

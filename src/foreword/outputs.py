@@ -1,4 +1,10 @@
-"""What `LLM.generate` returns: the attributes vLLM's users know, and our own beside them."""
+"""What `LLM.generate` returns: the attributes vLLM's users know, and our own beside them.
+
+Of `best_of` samples the n with the highest cumulative logprob are returned, best first, ties by
+the order they were made in; one that failed comes last. It is the sum of the chosen tokens'
+logprobs, left to right in float64, of the `logprobs_mode` asked for (raw unless said), whether or
+not logprobs are shown, and is not divided by the length.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foreword.text.stream import TextStream
-from foreword.types import FinishReason, Sequence, SpeculationStats
+from foreword.types import FinishReason, Sequence, SpeculationStats, TokenLogprobs
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +25,8 @@ class Sample:
     index: int
     chat_date: str | None
     started: float
+    num_shown: int | None = None  # alternatives to show of each token; None: no logprobs
+    taken: int = 0  # tokens given out by `take`
     first: float | None = None  # when the first tokens were there, and how many
     num_first: int = 0
     ended: float | None = None
@@ -31,6 +39,17 @@ class Sample:
             self.stream.finish()
             self.ended = now
 
+    def take(self, text_of: Callable[[int], str]) -> Delta:
+        """What has come since the last take. Withheld text comes later than its tokens do."""
+        sequence, first = self.sequence, self.taken
+        self.taken = sequence.num_output
+        return Delta(
+            text=self.stream.take(),
+            token_ids=sequence.token_ids[sequence.num_prompt + first :],
+            logprobs=None if self.num_shown is None else logprob_table(sequence, text_of, first),
+            text_offsets=self.stream.offsets(first),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -41,9 +60,21 @@ class Logprob:
     decoded_token: str
 
 
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A part of a sample: one entry per token, also where a step brought several."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    text_offsets: list[int]
+
+
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample. `sources[i]` names the drafter that had guessed token i, "" for the target."""
+    """One sample. `sources[i]` names the drafter that had guessed token i, "" for the target.
+    `text_offsets[i]`: where token i begins in `text`, in characters (of one that begins inside a
+    character: where that character does)."""
 
     index: int
     text: str
@@ -56,18 +87,51 @@ class CompletionOutput:
     metrics: dict[str, Any]
     receipt: dict[str, Any]
     sources: list[str] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a prompt and of all its samples, those of `best_of` that are not returned too."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One prompt and its samples. `prompt` is its text, if it came as text."""
+    """One prompt and its samples. `prompt` is its text, if it came as text. `prompt_logprobs`: None
+    for the first token, which nothing comes before, then as `CompletionOutput.logprobs`."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    usage: Usage | None = None
+
+
+def most_likely(samples: list[Sample], n: int) -> list[Sample]:
+    """The n samples to return; all of them as they were made where there are no more."""
+    if len(samples) <= n:
+        return samples
+
+    def rank(sample: Sample) -> tuple[bool, float, int]:
+        return sample.sequence.error is not None, -cumulative(sample.sequence), sample.index
+
+    return sorted(samples, key=rank)[:n]
+
+
+def usage(samples: list[Sample]) -> Usage:
+    """Of all the samples of one prompt."""
+    made = sum(sample.sequence.num_output for sample in samples)
+    return Usage(samples[0].sequence.num_prompt, made)
 
 
 def completion(
@@ -75,18 +139,20 @@ def completion(
 ) -> CompletionOutput:
     """The user's view of a sample that has ended; `text_of` gives the text of a token id."""
     sequence = sample.sequence
+    shown = sample.num_shown is not None
     return CompletionOutput(
         index=sample.index,
         text=sample.stream.text,
         token_ids=sequence.output_ids,
-        logprobs=logprob_table(sequence, text_of),
-        cumulative_logprob=_cumulative(sequence),
+        logprobs=logprob_table(sequence, text_of) if shown else None,
+        cumulative_logprob=cumulative(sequence) if shown else None,
         finish_reason=sequence.finish_reason,
-        stop_reason=_stop_reason(sample),
+        stop_reason=_stop_reason(sample, text_of),
         seed=sequence.request.seed,
         metrics=_metrics(sample),
         receipt=receipt,
         sources=list(sequence.sources),
+        text_offsets=sample.stream.offsets(),
         error=None if sequence.error is None else str(sequence.error),
     )
 
@@ -117,36 +183,47 @@ def speculation_metrics(stats: SpeculationStats) -> dict[str, Any]:
 
 
 def logprob_table(
+    sequence: Sequence, text_of: Callable[[int], str], first: int = 0
+) -> list[dict[int, Logprob]]:
+    """Per output token from `first` on: the chosen id and the highest ones."""
+    return [_row(entry, text_of) for entry in sequence.logprobs[first:]]
+
+
+def prompt_table(
     sequence: Sequence, text_of: Callable[[int], str]
-) -> list[dict[int, Logprob]] | None:
-    """Per token: the chosen id and the highest ones."""
-    if sequence.request.params.logprobs is None:
+) -> list[dict[int, Logprob] | None] | None:
+    """Per prompt token, as far as it was read: None where prompt logprobs are not wanted."""
+    if sequence.request.params.prompt_logprobs is None:
         return None
-    table = []
-    for entry in sequence.logprobs:
-        row = {
-            token: Logprob(logprob, rank, text_of(token))
-            for rank, (token, logprob) in enumerate(entry.top, start=1)
-        }
-        row.setdefault(entry.token_id, Logprob(entry.logprob, None, text_of(entry.token_id)))
-        table.append(row)
-    return table
+    return [None, *(_row(entry, text_of) for entry in sequence.prompt_logprobs)]
 
 
-def _cumulative(sequence: Sequence) -> float | None:
-    if sequence.request.params.logprobs is None:
-        return None
+def _row(entry: TokenLogprobs, text_of: Callable[[int], str]) -> dict[int, Logprob]:
+    row = {
+        token: Logprob(logprob, rank, text_of(token))
+        for rank, (token, logprob) in enumerate(entry.top, start=1)
+    }
+    row.setdefault(entry.token_id, Logprob(entry.logprob, None, text_of(entry.token_id)))
+    return row
+
+
+def cumulative(sequence: Sequence) -> float:
+    """Of the chosen tokens, left to right."""
     total = 0.0
     for entry in sequence.logprobs:
         total += entry.logprob
     return total
 
 
-def _stop_reason(sample: Sample) -> int | str | None:
+def _stop_reason(sample: Sample, text_of: Callable[[int], str]) -> int | str | None:
+    """A stop given as the text of a special token is watched for as an id, and named as given."""
     sequence = sample.sequence
     if sequence.finish_reason != "stop":
         return None
     if sample.stream.stop is not None:
         return sample.stream.stop
-    last = sequence.token_ids[-1]
-    return last if last in (sequence.request.params.stop_token_ids or ()) else None
+    last, params = sequence.token_ids[-1], sequence.request.params
+    if last in (params.stop_token_ids or ()):
+        return last
+    text = text_of(last)
+    return text if text in (params.stop or ()) else None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 MAX_SAMPLES = 128
+LOGPROBS_MODES = ("raw", "processed")
 
 LogitsProcessor = Callable[[SequenceOf[int], "np.ndarray"], "np.ndarray"]
 """(prompt ids + emitted ids, float32 row [vocab], a copy) -> the row to choose from."""
@@ -94,14 +95,14 @@ class SamplingParams:
     structured_outputs: the form of the text.
 
     seed: 0 .. 2**64 - 1; None = a fresh one is drawn and reported. n: samples per prompt, sample i
-    uses `derive(seed, i)`; best_of: so many are made, the n most likely returned.
-    max_tokens: output tokens at most; None = until the context ends. time_limit: seconds after
-    which the request is cut at its last token.
+    uses `derive(seed, i)`; best_of: so many are made, the n most likely returned (outputs.py).
+    max_tokens: output tokens at most; None = until the context ends; 0 with prompt_logprobs only.
+    time_limit: seconds (> 0) from the call on, after which the request is cut at its last token.
     stop: strings that end the text, not part of it unless include_stop_str_in_output.
     stop_token_ids: ids that end it.
-    logprobs: None = off, k = the chosen token's and the k highest log-probabilities;
-    logprobs_mode: "raw" (of the model's own logits) or "processed" (of what is chosen from).
-    prompt_logprobs: the same for the prompt's tokens, raw.
+    logprobs: None = off, k = the chosen token's and the k highest log-probabilities, at most
+    MAX_LOGPROBS; logprobs_mode: "raw" (of the model's own logits) or "processed" (of what is chosen
+    from: sample/logprobs.py). prompt_logprobs: the same for the prompt's tokens, always raw.
     Raises RequestError naming the field.
     """
 
@@ -156,12 +157,30 @@ class SamplingParams:
         _check_int(self.top_k, "top_k", -1, None)
         _check_int(self.seed, "seed", 0, MAX_SEED)
         _check_int(self.n, "n", 1, MAX_SAMPLES)
-        _check_int(self.max_tokens, "max_tokens", 1, None)
+        _check_int(self.best_of, "best_of", self.n, MAX_SAMPLES)
+        _check_int(self.max_tokens, "max_tokens", 0, None)
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise RequestError(
+                "max_tokens must be >= 1, got 0; nothing would be computed (0 is for "
+                "prompt_logprobs)",
+                "max_tokens",
+            )
         _check_int(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
+        _check_int(self.prompt_logprobs, "prompt_logprobs", 0, MAX_LOGPROBS)
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise RequestError(
+                f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, "
+                f"got {self.logprobs_mode!r}",
+                "logprobs_mode",
+            )
+        _check(self.time_limit, "time_limit", 0.0, math.inf)
+        if self.time_limit == 0.0:
+            raise RequestError("time_limit must be > 0 seconds, or None for none", "time_limit")
         if self.top_p == 0.0:
             raise RequestError("top_p must be > 0; for greedy set temperature to 0", "top_p")
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError("ignore_eos must be true or false", "ignore_eos")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false", name)
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise RequestError("stop must hold non-empty strings; drop the empty one", "stop")
@@ -218,6 +237,11 @@ class SamplingParams:
                     f"drop one of them",
                     name,
                 )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are made of a prompt; n of them are returned."""
+        return self.n if self.best_of is None else self.best_of
 
     def resolve(self, defaults: Mapping[str, float | int]) -> SamplingParams:
         """Fill unset sampling fields from a model's generation config, then neutral ones. A model's

@@ -20,6 +20,7 @@ from foreword.types import (
     Request,
     SamplingParams,
     Sequence,
+    TokenLogprobs,
     Trie,
     Verdict,
 )
@@ -132,6 +133,7 @@ class KVStore(Protocol):
 
     pool: Any  # kv.pool.KVPool: the tensors themselves, for kernels
     block_size: int  # tokens of a page; prefill chunks like to end on a page end
+    shares_prefixes: bool  # whether `begin` may find what another sequence has committed
     capacity: int  # positions one sequence could hold if it were alone
     prefix_queries: int  # tokens looked up in the prefix cache so far
     prefix_hits: int  # and found there
@@ -196,6 +198,10 @@ class Sampler(Protocol):
     ) -> np.ndarray:
         """The float32 [vocab] that the choice is made from, an own copy: after every processor,
         and -inf at the ids that the filters drop (none at temperature 0). Raises as `choose`."""
+
+    def score(self, rows: Logits, tokens: SequenceOf[int], count: int) -> list[TokenLogprobs]:
+        """Raw log-probabilities of `tokens`, one for each row [rows, vocab], whatever a request
+        asks for, and of the `count` highest. Raises NonFiniteLogits."""
 
 
 class Rule(Protocol):

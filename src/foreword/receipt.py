@@ -15,7 +15,7 @@ from foreword.build import NUMERICS_VERSION, Built
 from foreword.kernels._defaults import arithmetic
 from foreword.kernels._host import arithmetic_build
 from foreword.params import processor_name
-from foreword.types import SamplingParams, Sequence
+from foreword.types import SamplingParams, Sequence, TokenLogprobs
 from foreword.version import __version__
 
 # Fields that decide which samples there are, what is reported of them, or when they are cut.
@@ -46,6 +46,19 @@ def as_json(params: SamplingParams) -> dict[str, Any]:
         for item in fields(params)
         if item.name in names
     }
+
+
+def logprobs_sha256(entries: SequenceOf[TokenLogprobs], count: int) -> str:
+    """sha256 (hex) of the tokens' logprobs and the `count` highest of each, every bit: lines of
+    `id value` pairs, the token's first, values as hexadecimal floats."""
+    lines = (
+        " ".join(
+            f"{token} {logprob.hex()}"
+            for token, logprob in ((entry.token_id, entry.logprob), *entry.top[:count])
+        )
+        for entry in entries
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None) -> dict[str, Any]:
@@ -86,6 +99,18 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
     }
     if request.params.logits_processors:
         receipt["not_replayable"] = "logits_processors: " + ", ".join(sampling["logits_processors"])
+    params = request.params
+    if params.logprobs is not None:
+        receipt["logprobs"] = {
+            "count": params.logprobs,
+            "mode": params.logprobs_mode,
+            "sha256": logprobs_sha256(sequence.logprobs, params.logprobs),
+        }
+    if params.prompt_logprobs is not None:
+        receipt["prompt_logprobs"] = {
+            "count": params.prompt_logprobs,
+            "sha256": logprobs_sha256(sequence.prompt_logprobs, params.prompt_logprobs),
+        }
     if chat_date is not None:
         receipt["chat_date"] = chat_date
     return receipt

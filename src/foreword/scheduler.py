@@ -12,6 +12,14 @@ and spends them in this order (stall-free chunks, Sarathi-Serve, arXiv 2403.0231
 started comes before what is new. While prompts wait, drafts may claim half of what the decodes
 leave, and get more only if the prompts cannot use it.
 
+A new prompt that begins with pages which somebody ahead of it is just reading (samples of one
+prompt, a common system message) waits for them and keeps its turn: it will find them in the prefix
+cache, so they are read once. It waits only for a running sequence that comes before it, and holds
+nothing, so nobody can wait for each other. Without a prefix cache each reads its own.
+
+A prompt whose logprobs are wanted takes no cached pages beyond the rows it has scored, and a step
+reads at most READ_ROWS such rows: each needs the LM head and a row of the vocabulary.
+
 When the KV store has no room, drafts get none (they come last); then the last running sequence in
 order gives its room back and waits again at its old place, keeping what it has emitted. A sequence
 that is itself the last pauses for the step and keeps its room. So the first always advances.
@@ -24,12 +32,15 @@ know what a token means, what a draft is worth or how long a step takes.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from foreword.config import SchedulerConfig
 from foreword.errors import RequestError
 from foreword.protocols import KVStore
 from foreword.types import Sequence
+
+READ_ROWS = 64  # prompt rows scored in one pass at most: 64 x 150,000 float32 logits are 38 MB
 
 
 @dataclass(slots=True)
@@ -66,6 +77,7 @@ class Scheduler:
         self.max_rows = config.max_num_batched_tokens
         # With one row for each running sequence at least, nobody who runs can be starved of rows.
         self.max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self.read_rows = READ_ROWS
         self.capacity = capacity
         self.block_size = block_size
         self.waiting: list[Sequence] = []  # in order
@@ -113,7 +125,7 @@ class Scheduler:
         draft_budget: draft nodes the engine would like to verify over the whole batch.
         max_per_sequence: draft nodes of one sequence at most.
         """
-        step = _Step(self, kv, draft_budget, max_per_sequence)
+        step = _Step(self, kv, draft_budget, max_per_sequence, self.read_rows)
         step.decodes()
         step.share_rows()
         step.prompts()
@@ -137,6 +149,7 @@ class _Step:
     kv: KVStore
     draft_budget: int
     max_per_sequence: int
+    read_rows: int  # prompt rows whose logprobs may still be read
     entries: dict[str, Entry] = field(default_factory=dict)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -186,8 +199,9 @@ class _Step:
         if sequence in self.preempted or not self._could_seat(sequence):
             return False
         try:
-            self.kv.begin(sequence.id, sequence.token_ids, sequence.request.salt)
-            if self._find_place(sequence):
+            known = sequence.token_ids[: cacheable(sequence) + 1]
+            self.kv.begin(sequence.id, known, sequence.request.salt)
+            if not self._awaits_pages(sequence) and self._find_place(sequence):
                 insort(scheduler.running, sequence, key=scheduler.order)
                 scheduler.waiting.remove(sequence)
                 admitted = self._prefill(sequence) > 0
@@ -215,14 +229,38 @@ class _Step:
 
     def _prefill(self, sequence: Sequence) -> int:
         """Schedule a chunk; returns its rows."""
-        pending = self._pending(sequence)
-        rows = min(pending, self.prefill_rows)
+        pending, start = self._pending(sequence), self.kv.length(sequence.id)
+        rows = min(pending, self.prefill_rows, self._readable(sequence, start))
         if rows < pending:
-            past_page_end = (self.kv.length(sequence.id) + rows) % self.scheduler.block_size
+            past_page_end = (start + rows) % self.scheduler.block_size
             rows -= past_page_end if past_page_end < rows else 0
-        rows = self._schedule(sequence, rows)
+        rows = self._schedule(sequence, rows) if rows else 0
         self.prefill_rows -= rows
+        self.read_rows -= num_read(sequence, start, rows)
         return rows
+
+    def _readable(self, sequence: Sequence, start: int) -> int:
+        """Rows from `start` on that score no more prompt rows than are left."""
+        unread = sequence.num_prompt - 1 - sequence.first_unread
+        if unread <= self.read_rows:
+            return len(sequence.token_ids)
+        return sequence.first_unread - start + self.read_rows
+
+    def _awaits_pages(self, sequence: Sequence) -> bool:
+        """Whether somebody ahead, still reading its prompt, will soon have committed more pages
+        that `sequence` begins with than it found in the cache."""
+        if not self.kv.shares_prefixes:
+            return False
+        scheduler, page = self.scheduler, self.scheduler.block_size
+        most, found = cacheable(sequence), self.kv.length(sequence.id)
+        for other in scheduler.running:
+            if scheduler.order(other) > scheduler.order(sequence):
+                return False
+            if self._pending(other) > 1 and same_cache(sequence, other):
+                equal = min(most, common_prefix(sequence.token_ids, other.token_ids))
+                if equal // page * page > max(found, self.kv.length(other.id)):
+                    return True
+        return False
 
     def _schedule(self, sequence: Sequence, rows: int) -> int:
         """Reserve up to `rows` rows, at the expense of those behind; returns the rows."""
@@ -252,7 +290,9 @@ class _Step:
 
     def _preempt(self, sequence: Sequence) -> None:
         if sequence.id in self.entries:
-            self.prefill_rows += self.entries.pop(sequence.id).count
+            entry = self.entries.pop(sequence.id)
+            self.prefill_rows += entry.count
+            self.read_rows += num_read(sequence, entry.start, entry.count)
         self._send_back(sequence)
         self.scheduler.num_preemptions += 1
         assert sequence not in self.admitted, "admissions go in order: nobody behind can push out"
@@ -294,3 +334,35 @@ class _Step:
             entry = self.entries.get(sequence.id)
             promised += self._pending(sequence) - (entry.count if entry else 0)
         return self.kv.num_free_tokens - promised
+
+
+def cacheable(sequence: Sequence) -> int:
+    """Positions that a prefix cache may stand in for: never the last token, whose logits are
+    needed, nor the first row of the prompt that is yet to be scored."""
+    last = len(sequence.token_ids) - 1
+    scored = sequence.first_unread
+    return last if scored >= sequence.num_prompt - 1 else min(last, scored)
+
+
+def num_read(sequence: Sequence, start: int, rows: int) -> int:
+    """Prompt rows to be scored among rows [start, start + rows)."""
+    first = max(start, sequence.first_unread)
+    return max(0, min(start + rows, sequence.num_prompt - 1) - first)
+
+
+def same_cache(one: Sequence, other: Sequence) -> bool:
+    """Whether equal tokens of these two have equal keys and values, and may be shared."""
+    left, right = one.request, other.request
+    return (left.salt, left.adapter) == (right.salt, right.adapter)
+
+
+def common_prefix(left: SequenceOf[int], right: SequenceOf[int]) -> int:
+    """Tokens that both begin with; compared in slices, whose cost is that of a copy."""
+    low, high = 0, min(len(left), len(right))  # equal up to low; not known beyond
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

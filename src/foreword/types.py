@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from foreword.protocols import Grammar
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "timeout", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Request:
     group: str | None = None
     salt: str = ""
     deadline: float | None = None  # time.monotonic() by which it should end; a wish, not a limit
+    expires: float | None = None  # time.monotonic() from which it is cut at its last token
     watch: Callable[[int], bool] | None = None  # token id -> a stop string is complete
     bad_words: tuple[tuple[int, ...], ...] = ()  # each as the ids that may not follow each other
     dry_breakers: frozenset[int] = frozenset()  # ids that end a DRY match
@@ -55,7 +56,8 @@ class Request:
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """Raw log-probabilities at one output position: the chosen token's and the highest ones'."""
+    """Log-probabilities at one position: the token's and the highest ones'. -inf: of a token that
+    the model rules out and a rule of the request let in."""
 
     token_id: int
     logprob: float
@@ -134,6 +136,7 @@ class Sequence:
     token_ids: list[int]
     sampler_state: Any = None  # filled by engine from Sampler.begin
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt tokens 1, 2, ...
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     sources: list[str] = field(
         default_factory=list
@@ -156,6 +159,14 @@ class Sequence:
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt :]
+
+    @property
+    def first_unread(self) -> int:
+        """The first row of the prompt whose logprobs are wanted and not known; the prompt's last
+        row if there is none. Survives preemption."""
+        if self.request.params.prompt_logprobs is None:
+            return self.num_prompt - 1
+        return len(self.prompt_logprobs)
 
     @property
     def remaining(self) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import asdict
 
 import pytest
 
 import apparatus
+from foreword.types import SamplingParams
 
 COPY = "abcabcabcabcabc"
 SHORT = ("--max-tokens", 12, "--ignore-eos")
@@ -211,7 +213,7 @@ def test_every_sampling_option_reaches_the_receipt(cli, tiny_path):
     )
     receipt = outputs(ran)[0]["receipt"]
     assert receipt["seed"] == 3
-    assert receipt["sampling"] == {
+    given = {
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 7,
@@ -220,6 +222,12 @@ def test_every_sampling_option_reaches_the_receipt(cli, tiny_path):
         "stop": ["zq", "qz"],
         "stop_token_ids": [9],
         "ignore_eos": True,
+    }
+    unset = json.loads(json.dumps(asdict(SamplingParams().resolve({}))))
+    others = set(receipt["sampling"]) - set(given)
+    assert {**receipt["sampling"], **given} == receipt["sampling"]
+    assert {name: receipt["sampling"][name] for name in others} == {
+        name: unset[name] for name in others
     }
 
 

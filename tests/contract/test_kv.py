@@ -225,6 +225,17 @@ def test_commit_refuses_token_ids_that_are_not_the_content_held(name: str) -> No
         store.commit("a", [0, 1], [1, 2, 3])
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_shares_prefixes_says_whether_begin_may_find_something(name: str, caching: bool) -> None:
+    store = make_store(name, IntegerPool(40), block_size=4, enable_prefix_caching=caching)
+    ids = list(range(12))
+    store.begin("a", ids)
+    store.reserve("a", 12)
+    store.commit("a", range(12), ids)
+    assert (store.begin("b", ids) > 0) == store.shares_prefixes
+    assert not store.shares_prefixes or caching
+
+
 def test_check_sees_a_written_null_slot(name: str) -> None:
     pool = TensorPool(20)
     store = make_store(name, pool, block_size=4)

@@ -64,6 +64,9 @@ class Job:
     more: tuple[tuple[str, Any], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     breakers: frozenset[int] = frozenset()
+    logprobs_mode: str = "raw"
+    prompt_logprobs: int | None = None
+    grammar: Any = None  # protocols.Grammar: a rule of its own
 
     def request(self, name: str) -> Request:
         params = SamplingParams(
@@ -73,6 +76,8 @@ class Job:
             min_p=self.min_p,
             logprobs=self.logprobs,
             max_tokens=self.max_tokens,
+            logprobs_mode=self.logprobs_mode,
+            prompt_logprobs=self.prompt_logprobs,
             **{name: dict(value) if name == "logit_bias" else value for name, value in self.more},
         ).resolve({})
         return Request(
@@ -86,6 +91,7 @@ class Job:
             salt=self.salt,
             bad_words=self.bad_words,
             dry_breakers=self.breakers,
+            grammar=self.grammar,
         )
 
     @property
@@ -100,17 +106,21 @@ class Result:
     token_ids: tuple[int, ...]
     logprobs: tuple[Any, ...]
     finish_reason: str | None
+    prompt_logprobs: tuple[Any, ...]
     stats: SpeculationStats = field(compare=False)
     sequence: Sequence = field(compare=False, repr=False)
 
     @staticmethod
     def of(sequence: Sequence) -> Result:
-        entries = tuple(
-            (one.token_id, one.logprob.hex(), tuple((token, p.hex()) for token, p in one.top))
-            for one in sequence.logprobs
+        entries, before = (
+            tuple(
+                (one.token_id, one.logprob.hex(), tuple((token, p.hex()) for token, p in one.top))
+                for one in found
+            )
+            for found in (sequence.logprobs, sequence.prompt_logprobs)
         )
         ids = tuple(sequence.output_ids)
-        return Result(ids, entries, sequence.finish_reason, sequence.stats, sequence)
+        return Result(ids, entries, sequence.finish_reason, before, sequence.stats, sequence)
 
     def cut(self, job: Job) -> Result:
         """This output, ended where `job` ends it: at its first EOS, or at its max_tokens."""
@@ -279,7 +289,9 @@ def equal(expected: Result, got: Result, note: object = "") -> None:
     assert expected.finish_reason == got.finish_reason, (
         f"{expected.finish_reason} became {got.finish_reason}; {note}"
     )
-    count(1, len(expected.token_ids), sum(1 + len(top) for _, _, top in expected.logprobs))
+    assert expected.prompt_logprobs == got.prompt_logprobs, f"prompt logprobs differ; {note}"
+    entries = (*expected.prompt_logprobs, *expected.logprobs)
+    count(1, len(expected.token_ids), sum(1 + len(top) for _, _, top in entries))
 
 
 def count(outputs: int, positions: int, logprobs: int = 0) -> None:

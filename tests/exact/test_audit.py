@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import apparatus
-from foreword.audit.cases import ALIGNED, LONG, SAMPLINGS, make_cases
+from foreword.audit.cases import ALIGNED, ASKED, LONG, NUM_SIBLINGS, SAMPLINGS, make_cases
 from foreword.audit.compare import LOGIC, NUMERICS, Result, first_difference, judge
 from foreword.audit.drive import schedule
 from foreword.audit.grid import covering_array
@@ -140,6 +140,10 @@ def test_cases_cover_prompts_and_samplings():
     assert {case.name.split(", ")[1] for case in cases} == set(SAMPLINGS)
     assert sum("prompt 1" in case.name for case in cases) == len(SAMPLINGS)
     assert len({case.seed for case in cases}) == len(cases)
+    assert set(ASKED) <= {case.name.split(", ")[-1] for case in cases}
+    together = [case for case in cases if case.group is not None]
+    assert len(together) == NUM_SIBLINGS
+    assert len({case.prompt_ids for case in together}) == 1
     long = next(case for case in cases if case.name.startswith("long"))
     assert len(long.prompt_ids) == LONG < 128 < LONG + 16
     left, right = (
@@ -149,7 +153,7 @@ def test_cases_cover_prompts_and_samplings():
     assert left[:ALIGNED] != right[:ALIGNED]
     assert left[ALIGNED:] == right[ALIGNED:]
     assert max(case.num_positions for case in cases_of(context=64)) == 64
-    assert len(cases_of(every=False)) == 28
+    assert len(cases_of(every=False)) == 28 + len(ASKED) + NUM_SIBLINGS
 
 
 def test_windows_reach_every_case():

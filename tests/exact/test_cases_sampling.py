@@ -56,6 +56,20 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "bad_words": {"bad_words": [f"<t{token}>" for token in range(272, 470, 2)]},
     "min_tokens": {"stop_token_ids": list(range(0, 470, 2)), "min_tokens": 7},
     "logits_processors": {"logits_processors": [lambda ids, row: np.roll(row, len(ids))]},
+    "logprobs_mode": {
+        "temperature": 1.0,
+        "top_k": 9,
+        "logprobs": 20,
+        "logprobs_mode": "processed",
+    },
+    "prompt_logprobs": {"prompt_logprobs": 3},
+    "best_of": {"temperature": 1.0, "n": 2, "best_of": 4},
+    "include_stop_str_in_output": {
+        "temperature": 1.0,
+        "stop": ["e", "\x07", "<t300>"],
+        "include_stop_str_in_output": True,
+    },
+    "time_limit": {"time_limit": 1e6},
 }
 
 
@@ -71,14 +85,17 @@ def test_v09_every_parameter_with_speculation_equals_without(name: str) -> None:
         target.door(target.engine(**setting))
         for setting in ({"batch": 1}, {"draft": rig(noise=apparatus.NOISE), "k": 4})
     )
-    expected, got = (llm.generate([ids], params)[0].outputs for llm in (plain, fast))
+    whole, faster = (llm.generate([ids], params)[0] for llm in (plain, fast))
+    assert whole.prompt_logprobs == faster.prompt_logprobs
+    assert whole.usage == faster.usage
+    expected, got = whole.outputs, faster.outputs
     for left, right in zip(expected, got, strict=True):
         assert left.token_ids == right.token_ids
         assert left.text == right.text
         assert left.logprobs == right.logprobs
         assert left.finish_reason == right.finish_reason
         assert left.seed == right.seed
-    if params.n == 1:
+    if params.num_samples == 1:
         streamed = "".join(delta for delta, _ in fast.stream(ids, params))
         assert streamed == expected[0].text
 

@@ -78,10 +78,10 @@ def test_an_interrupt_after_a_stop_leaves_no_finished_request_behind(llm: LLM, m
     stopped = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=[tokens(llm)[0][3]])
     original = llm.engine._emit
 
-    def interrupted(outcomes):
+    def interrupted(entries, outcomes):
         if any(outcome.sequence.finish_reason for outcome in outcomes):
             raise KeyboardInterrupt
-        return original(outcomes)
+        return original(entries, outcomes)
 
     with monkeypatch.context() as patched:
         patched.setattr(llm.engine, "_emit", interrupted)

@@ -19,7 +19,7 @@ TESTS = Path(__file__).resolve().parents[1]
 PENDING = TESTS / "pending.txt"
 ALL = range(1, 116)
 LATER_STAGES = range(3, 7)
-OWED_NOW = "V01-V30 V34-V37 V39 V49-V50 V52-V72 V74-V75 V80-V95 V113-V115"
+OWED_NOW = "V01-V30 V34-V39 V41-V45 V49-V50 V52-V72 V74-V75 V80-V95 V113-V115"
 
 IN_TEXT = re.compile(r"\bV(\d{2,3})(?:-V(\d{2,3}))?\b")
 IN_NAME = re.compile(r"(?<![a-z0-9])v(\d{2,3})(?![0-9])")

@@ -28,7 +28,7 @@ LEVELS = {
     "draft": 3, "tree": 3, "accept": 3, "verify": 3,
     "engine": 4,
     "fit": 3, "cost": 3, "pace": 4, "build": 5,
-    "outputs": 6, "prompts": 6, "receipt": 6, "llm": 7,
+    "outputs": 6, "prompts": 6, "receipt": 6, "echo": 7, "llm": 7,
     "serve": 8, "bench": 8, "audit": 8, "cli": 9,
     "": 10, "__main__": 10,
 }  # fmt: skip

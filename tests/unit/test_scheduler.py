@@ -29,12 +29,14 @@ def random_schedule(seed: int) -> Machine:
     """Arrivals, priorities, early ends, aborts and draft budgets, all drawn; until all is done."""
     rng = random.Random(seed)
     machine = random_machine(rng, seed)
+    machine.scheduler.read_rows = rng.choice((1, 4, 64))
     requests = []
     for number in range(rng.randrange(1, 7)):
         prompt = rng.choice((1, 2, 3, 5, 8, 13, 15))
         ids = prompt if rng.random() < 0.6 else [100 + number] * prompt
         max_tokens = rng.choice((1, 2, 5, 9))
-        requests.append(request_of(f"r{number}", ids, max_tokens, rng.choice((0, 0, 0, 1, -1))))
+        priority, scored = rng.choice((0, 0, 0, 1, -1)), rng.choice((None, None, 2))
+        requests.append(request_of(f"r{number}", ids, max_tokens, priority, scored))
         if rng.random() < 0.3:
             machine.lengths[f"r{number}"] = rng.randint(1, max_tokens)
     arriving, aborted = list(requests), set()

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from foreword.sample.noise import derive
-from foreword.types import Request, SamplingParams
+from foreword.types import MAX_LOGPROBS, Request, SamplingParams
 
 NUM_LOGPROBS = 5
 LONG = 122  # tokens: its output crosses position 128, the end of an attention partition
@@ -63,6 +63,19 @@ SAMPLINGS: dict[str, Mapping[str, Any]] = {
 BAD_WORDS = (" the", "the", "ring", "red blue")
 BREAKERS = ("\n", ":")
 
+# Ways of asking for logprobs, each with one prompt; beside them the samples of one prompt.
+ASKED: dict[str, Mapping[str, float | int | str]] = {
+    "most logprobs": {"temperature": 0.8, "logprobs": MAX_LOGPROBS},
+    "processed logprobs": {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "logprobs": NUM_LOGPROBS,
+        "logprobs_mode": "processed",
+    },
+    "prompt logprobs": {"temperature": 0.0, "logprobs": 0, "prompt_logprobs": NUM_LOGPROBS},
+}
+NUM_SIBLINGS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -76,6 +89,7 @@ class Case:
     eos_ids: frozenset[int]
     bad_words: tuple[tuple[int, ...], ...] = ()
     breakers: frozenset[int] = frozenset()
+    group: str | None = None  # of the samples of one prompt
 
     def request(self, request_id: str, priority: int = 0) -> Request:
         return Request(
@@ -88,6 +102,7 @@ class Case:
             priority=priority,
             bad_words=self.bad_words,
             dry_breakers=self.breakers,
+            group=self.group,
         )
 
     @property
@@ -130,7 +145,7 @@ def make_cases(
         for (turn, sampling), (place, name) in product(enumerate(SAMPLINGS), enumerate(named))
         if every or (place + turn) % 2 == 0
     ]
-    return [
+    cases = [
         Case(
             name=f"{name}, {sampling}",
             prompt_ids=tuple(named[name]),
@@ -142,6 +157,29 @@ def make_cases(
             breakers=breakers if sampling == "masked" else frozenset(),
         )
         for number, (name, sampling) in enumerate(chosen)
+    ]
+    return cases + asking(cases) + siblings(cases)
+
+
+def asking(cases: SequenceOf[Case]) -> list[Case]:
+    """The first prompts again, with logprobs asked for in other ways."""
+    return [
+        replace(
+            case,
+            name=f"{case.name}, {how}",
+            params=SamplingParams(**ASKED[how]).resolve({}),  # type: ignore[arg-type]
+            seed=derive(case.seed, 1000),  # nobody else's
+        )
+        for case, how in zip(cases, ASKED, strict=False)
+    ]
+
+
+def siblings(cases: SequenceOf[Case]) -> list[Case]:
+    """Samples of one prompt, n > 1: they run side by side, and share its keys and values."""
+    case = next(case for case in cases if case.params.temperature)
+    return [
+        replace(case, name=f"{case.name}, sample {n}", seed=derive(case.seed, n), group="siblings")
+        for n in range(1, NUM_SIBLINGS + 1)
     ]
 
 

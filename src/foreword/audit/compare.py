@@ -13,6 +13,7 @@ or did not repeat the fault), the margin of the reference's two best logits deci
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -35,15 +36,20 @@ class Result:
     token_ids: tuple[int, ...]
     logprobs: tuple[LogprobBits, ...]
     finish_reason: str | None
+    prompt_logprobs: tuple[LogprobBits, ...] = ()
 
     @staticmethod
     def of(sequence: Sequence) -> Result:
-        entries = tuple(bits(entry) for entry in sequence.logprobs)
-        return Result(tuple(sequence.output_ids), entries, sequence.finish_reason)
+        return Result(
+            tuple(sequence.output_ids),
+            tuple(map(bits, sequence.logprobs)),
+            sequence.finish_reason,
+            tuple(map(bits, sequence.prompt_logprobs)),
+        )
 
     @property
     def num_logprobs(self) -> int:
-        return sum(1 + len(top) for _, _, top in self.logprobs)
+        return sum(1 + len(top) for _, _, top in (*self.prompt_logprobs, *self.logprobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,8 @@ class Difference:
 
     case: str
     setting: str
-    position: int  # output position, 0-based
-    what: str  # token | logprobs | length | finish reason | failure
+    position: int  # output position, 0-based; of prompt logprobs that of the prompt's token
+    what: str  # token | logprobs | length | finish reason | prompt logprobs | failure
     expected: str
     got: str
     margin: float | None = None
@@ -62,7 +68,8 @@ class Difference:
     verdict: str = UNEXAMINED
 
     def __str__(self) -> str:
-        parts = [f"{self.case}: {self.what} differs at output position {self.position}"]
+        where = "prompt" if self.what == "prompt logprobs" else "output"
+        parts = [f"{self.case}: {self.what} differs at {where} position {self.position}"]
         parts.append(f"expected {self.expected}, got {self.got}")
         if self.margin is not None:
             parts.append(f"top-2 margin {self.margin:.6g}")
@@ -78,7 +85,12 @@ def bits(entry: TokenLogprobs) -> LogprobBits:
 
 
 def first_difference(expected: Result, got: Result) -> tuple[int, str, str, str] | None:
-    """(output position, what, expected, got) of the first difference; None when identical."""
+    """(position, what, expected, got) of the first difference; None when identical."""
+    before, after = expected.prompt_logprobs, got.prompt_logprobs
+    for position, pair in enumerate(zip_longest(before, after), start=1):
+        if pair[0] != pair[1]:
+            shown = [_shown((entry,)) if entry else "none" for entry in pair]
+            return position, "prompt logprobs", shown[0], shown[1]
     for position, pair in enumerate(zip(expected.token_ids, got.token_ids, strict=False)):
         if pair[0] != pair[1]:
             return position, "token", str(pair[0]), str(pair[1])

@@ -13,7 +13,7 @@ from foreword.audit.drive import Answer, run_plain, run_setting
 from foreword.audit.laboratory import Laboratory
 from foreword.audit.settings import Setting
 from foreword.protocols import Logits, Sampler
-from foreword.types import Choice, Request, SamplingParams, Sequence
+from foreword.types import Choice, Request, SamplingParams, Sequence, TokenLogprobs
 
 
 class Recorder:
@@ -46,6 +46,9 @@ class Recorder:
     def open_row(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Logits:
         return self._inner.open_row(row, params, state, position)
 
+    def score(self, rows: Logits, tokens: SequenceOf[int], count: int) -> list[TokenLogprobs]:
+        return self._inner.score(rows, tokens, count)
+
     def row_of(self, sequence: Sequence) -> Logits | None:
         return self._rows.get(id(sequence.sampler_state))
 
@@ -61,6 +64,8 @@ def diagnose(
     place = next((i for i, case in enumerate(cases) if case.name == difference.case), None)
     if place is None or difference.what in ("failure", "finish reason"):
         return replace(difference, verdict=LOGIC)
+    if difference.what == "prompt logprobs":  # no row of an output position shows it
+        return difference
     recorder = Recorder(laboratory.sampler, difference.position)
     alone = run_plain(laboratory, cases[place], recorder)
     reference, row = recorder.row_of(alone.sequences[0]), None

@@ -23,16 +23,16 @@ from foreword.kernels._host import arithmetic_build
 from foreword.llm import LLM
 from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.open import open_checkpoint
-from foreword.outputs import CompletionOutput, Logprob
+from foreword.outputs import CompletionOutput, Logprob, RequestOutput
 from foreword.params import StructuredOutput
-from foreword.receipt import ids_sha256
+from foreword.receipt import ids_sha256, logprobs_sha256
 from foreword.text.template import encode_chat
 from foreword.text.tokenizer import Tokenizer
-from foreword.types import SamplingParams
+from foreword.types import SamplingParams, TokenLogprobs
 from foreword.version import __version__
 
 TYPICAL_LOGIT = 10.0  # magnitude that ROUNDING is taken of where only log-probabilities are known
-CUT = ("abort", "error")  # finish reasons that a replay cannot have
+CUT = ("timeout", "abort", "error")  # finish reasons that a replay cannot have
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,18 +191,34 @@ def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
         return outcome(str(error))
     if record.token_ids is not None and ids_sha256(record.token_ids) != receipt["tokens_sha256"]:
         return outcome("the token ids in the file are not those of its receipt: one was edited")
-    if receipt["num_tokens"] == 0:
+    if receipt["num_tokens"] == 0 and not has_prompt_logprobs(receipt):
         return outcome(None)
     try:
         (result,) = llm.generate([prompt_ids], sampling_params(receipt))
     except ForewordError as error:
         return outcome(f"plain decoding failed: {error}")
-    return outcome(compare(record, result.outputs[0]), receipt["num_tokens"])
+    problem = compare(record, result.outputs[0]) or compare_logprobs(receipt, result)
+    return outcome(problem, receipt["num_tokens"])
+
+
+def has_prompt_logprobs(receipt: Mapping[str, Any]) -> bool:
+    """Whether it has them all: a request that was cut before its first token may not."""
+    whole = receipt["num_tokens"] > 0 or receipt.get("finish_reason") not in CUT
+    return whole and "prompt_logprobs" in receipt
 
 
 def sampling_params(receipt: Mapping[str, Any]) -> SamplingParams:
     """The parameters of the one sample; a result that was cut is re-derived as far as it went."""
-    options = {**receipt["sampling"], "seed": receipt["seed"], "n": 1, "logprobs": 2}
+    asked = receipt.get("logprobs", {"count": 0, "mode": "raw"})
+    options = {
+        **receipt["sampling"],
+        "seed": receipt["seed"],
+        "n": 1,
+        "logprobs": max(2, asked["count"]),  # two show how close a choice was
+        "logprobs_mode": asked["mode"],
+    }
+    if has_prompt_logprobs(receipt):
+        options["prompt_logprobs"] = receipt["prompt_logprobs"]["count"]
     if receipt.get("finish_reason") in CUT:
         options["max_tokens"] = receipt["num_tokens"]
         least = options.get("min_tokens", 0)
@@ -258,6 +274,28 @@ def compare(record: Record, output: CompletionOutput) -> str | None:
         f"first difference at output position {place}: {record.token_ids[place]} in the file, "
         f"{output.token_ids[place]} here; top-2 margin {margin:.6g}: {NUMERICS if close else LOGIC}"
     )
+
+
+def compare_logprobs(receipt: Mapping[str, Any], result: RequestOutput) -> str | None:
+    """Whether the bits of the log-probabilities are those of the receipt; the tokens agree."""
+    output = result.outputs[0]
+    pairs = [
+        ("logprobs", output.token_ids, output.logprobs),
+        ("prompt_logprobs", result.prompt_token_ids[1:], (result.prompt_logprobs or [None])[1:]),
+    ]
+    for name, token_ids, rows in pairs:
+        if name not in receipt or (name == "prompt_logprobs" and not has_prompt_logprobs(receipt)):
+            continue
+        entries = [_entry(token, row) for token, row in zip(token_ids, rows or (), strict=True)]
+        if logprobs_sha256(entries, receipt[name]["count"]) != receipt[name]["sha256"]:
+            return f"the {name} differ, all tokens agree"
+    return None
+
+
+def _entry(token: int, row: Mapping[int, Logprob] | None) -> TokenLogprobs:
+    assert row is not None, "only a prompt's first token has none"
+    top = tuple((other, one.logprob) for other, one in row.items() if one.rank is not None)
+    return TokenLogprobs(token, row[token].logprob, top)
 
 
 def _margin(row: Mapping[int, Logprob]) -> float:

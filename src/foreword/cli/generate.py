@@ -199,7 +199,7 @@ def _run(
     try:
         job.chat = _wants_chat(llm, job, chat)
         started = time.monotonic()
-        alone = len(job.texts) + len(job.ids) == 1 and params.n == 1
+        alone = len(job.texts) + len(job.ids) == 1 and params.num_samples == 1
         streamed = alone and not quiet and not explained
         results = [_stream(llm, job, params)] if streamed else _batch(llm, job, params, quiet)
         seconds = time.monotonic() - started
@@ -224,8 +224,6 @@ def _wants_chat(llm: LLM, job: Job, asked: bool | None) -> bool:
 
 def _stream(llm: LLM, job: Job, params: SamplingParams) -> RequestOutput:
     """One prompt, its text printed as it comes."""
-    from foreword.outputs import RequestOutput
-
     date = None
     prompt: str | list[int] = job.ids[0] if job.ids else job.texts[0]
     if job.chat:
@@ -237,9 +235,7 @@ def _stream(llm: LLM, job: Job, params: SamplingParams) -> RequestOutput:
         typer.echo(text, nl=False)
     typer.echo()
     assert sample is not None  # a request takes at least one step
-    request = sample.sequence.request
-    shown = job.texts[0] if job.texts else None
-    return RequestOutput(request.id, shown, list(request.prompt_ids), [llm.result(sample)])
+    return llm.output([sample], job.texts[0] if job.texts else None)
 
 
 def _batch(llm: LLM, job: Job, params: SamplingParams, quiet: bool) -> list[RequestOutput]:

@@ -71,8 +71,16 @@ def verify(
     for done, (number, result, output) in enumerate(samples):
         if progress is not None:
             progress("verifying", done, len(samples))
-        again = plain.generate(result.prompt_token_ids, replace(params, seed=output.seed, n=1))
+        alone_params = replace(params, seed=output.seed, n=1, best_of=None, time_limit=None)
+        if output.finish_reason == "timeout":  # compared as far as it went
+            if not output.token_ids:
+                continue
+            alone_params = replace(alone_params, max_tokens=len(output.token_ids))
+        again = plain.generate(result.prompt_token_ids, alone_params)
         (expected,) = again[0].outputs
+        if again[0].prompt_logprobs != result.prompt_logprobs:
+            comparison.difference = f"prompt {number}: its logprobs differ"
+            break
         seconds += expected.metrics["generation_time_ms"] / 1e3
         tokens += len(expected.token_ids)
         found = compare(output, expected, comparison)
@@ -107,7 +115,11 @@ def compare(
                 f"{_named(token, right_row)} plain"
             )
         comparison.logprobs += len(row)
-    ends = [(len(one.token_ids), one.finish_reason, one.text) for one in (output, expected)]
+    cut = output.finish_reason == "timeout"
+    ends = [
+        (len(one.token_ids), None if cut else one.finish_reason, one.text)
+        for one in (output, expected)
+    ]
     if ends[0] != ends[1]:
         return f"end: (tokens, reason, text) {ends[0]!r} with speculation, {ends[1]!r} plain"
     return None

@@ -43,6 +43,7 @@ class DenseStore:
     def __init__(self, pool: Any) -> None:
         self.pool = pool
         self.block_size = 1
+        self.shares_prefixes = False
         self.capacity: int = pool.num_slots - 1
         self.prefix_queries = 0
         self.prefix_hits = 0

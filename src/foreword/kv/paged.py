@@ -15,7 +15,8 @@ computed again, because its logits are needed. Shared pages are full and so neve
 after `truncate`: the next `reserve` then copies the shared part or unlists the page.
 
 With a sliding window nothing is freed early: an attached prefix is complete, and costs the memory.
-Duplicates are not merged: two sequences that compute one block at once hold a page each.
+Duplicates are not merged: two sequences that compute one block at once hold a page each (the
+scheduler has the second wait for the first where it can).
 Knows ids, pages and slots only: the pool may be any object with `num_slots`, `move` and `check`.
 """
 
@@ -70,7 +71,7 @@ class PagedStore:
         self.capacity: int = self.num_pages * block_size
         self.prefix_queries = 0  # tokens looked up
         self.prefix_hits = 0  # tokens found
-        self._caching = enable_prefix_caching
+        self.shares_prefixes = self._caching = enable_prefix_caching
         self._index = PrefixIndex(identity)
         self._free = list(range(self.num_pages, 0, -1))  # a stack, lowest page on top
         self._references = [0] * (self.num_pages + 1)

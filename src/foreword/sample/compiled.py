@@ -8,12 +8,13 @@ kernels/cpu/sampling.py through a Protocol.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from foreword.protocols import CompiledRows, Edit, Logits, RowAsk
-from foreword.sample import perturbed
+from foreword.protocols import ALL_MASKED, NON_FINITE, CompiledRows, Edit, Logits, RowAsk
+from foreword.sample import logprobs, perturbed
 from foreword.sample.edits import EditRule
 from foreword.sample.filters import Row
 from foreword.sample.mirostat import Mirostat
@@ -38,10 +39,19 @@ class CompiledSampler(GumbelSampler):
     def choose(
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int
     ) -> Choice:
+        if params.logprobs is not None and params.logprobs_mode != "raw":
+            return super().choose(row, params, state, position)
         (choice,) = self.choose_rows([(row, params, state, position)])
         if isinstance(choice, Exception):
             raise choice
         return choice
+
+    def score(self, rows: Logits, tokens: SequenceOf[int], count: int) -> list[TokenLogprobs]:
+        for peak in rows.max(axis=1):
+            if not math.isfinite(peak):
+                raise bad_row(None, ALL_MASKED if peak == -np.inf else NON_FINITE)
+        wanted = np.array(tokens, dtype=np.int64)
+        return logprobs.of_rows(self.rows, np.require(rows, requirements="C"), wanted, count)
 
     def choose_rows(
         self, asks: SequenceOf[tuple[Logits, SamplingParams, SamplerState, int]]

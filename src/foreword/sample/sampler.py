@@ -10,6 +10,7 @@ without noise, and needs no filter (see filters.py). Knows nothing of drafts or 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from foreword.sample.mirostat import Mirostat
 from foreword.sample.portable import Floats, Ids
 from foreword.sample.rules import rules_of
 from foreword.sample.user import UserProcessors
-from foreword.types import Choice, Request, SamplingParams
+from foreword.types import Choice, Request, SamplingParams, TokenLogprobs
 
 RIVALS = 8  # strongest ids beyond the ones asked for that `rank` weighs its scores against
 LOWEST_SCORE = 1e-9
@@ -70,13 +71,27 @@ class GumbelSampler:
         peak = float(row[peak_id(row, position)])
         left = processed(row, state, position)
         best = peak_id(left, position, processed=True)
-        if temperature_of(params) == 0.0:
+        temperature = temperature_of(params)
+        ids, high = None, float(left[best])
+        if temperature == 0.0:
             token = best
         else:
-            token = int(_strongest(left, best, params, state, position, 1)[0][0])
-        if params.logprobs is None:
+            ids = kept(left, high, params, state, position)
+            token = int(_strongest(left, ids, temperature, state, position, 1)[0][0])
+        count = params.logprobs
+        if count is None:
             return Choice(token)
-        return Choice(token, logprobs.raw(row, peak, token, params.logprobs))
+        if params.logprobs_mode == "raw":
+            return Choice(token, logprobs.raw(row, peak, token, count))
+        return Choice(token, logprobs.processed(left, ids, high, temperature, token, count))
+
+    def score(self, rows: Logits, tokens: SequenceOf[int], count: int) -> list[TokenLogprobs]:
+        found = []
+        for place, token in enumerate(tokens):
+            row = tidy(rows[place])
+            peak = float(row[peak_id(row)])
+            found.append(logprobs.raw(row, peak, token, count))
+        return found
 
     def rank(
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int, count: int
@@ -97,7 +112,8 @@ class GumbelSampler:
             weights = softmax_terms(row[ids].astype(np.float64), peak, 1.0)
             total = filters.rough_total(row, peak, 1.0)
         else:
-            ids, scores = _strongest(row, best, params, state, position, count + RIVALS)
+            kept_ids = kept(row, float(row[best]), params, state, position)
+            ids, scores = _strongest(row, kept_ids, temperature, state, position, count + RIVALS)
             return hints(ids, scores, temperature, count)
         return _listed(ids, weights / total, count)
 
@@ -148,11 +164,14 @@ def kept(
 
 
 def _strongest(
-    row: Row, best: int, params: SamplingParams, state: SamplerState, position: int, count: int
+    row: Row,
+    ids: Ids | None,
+    temperature: float,
+    state: SamplerState,
+    position: int,
+    count: int,
 ) -> tuple[Ids, Floats]:
-    """The `count` ids with the highest perturbed scores among those the filters keep."""
-    temperature = temperature_of(params)
-    ids = kept(row, float(row[best]), params, state, position)
+    """The `count` ids with the highest perturbed scores among `ids`, None = all."""
     if ids is None:
         words = noise.words(state.seed, position, len(row))
         return perturbed.strongest(row, words, temperature, count)
@@ -195,7 +214,7 @@ def tidy(row: Logits) -> Row:
     return np.require(row, requirements=("C", "A"))
 
 
-def peak_id(row: Row, position: int, processed: bool = False) -> int:
+def peak_id(row: Row, position: int | None = None, processed: bool = False) -> int:
     """Lowest id of the highest logit. NaN counts as highest for argmax, so one look finds all three
     kinds of bad row."""
     best = int(row.argmax())
@@ -206,18 +225,20 @@ def peak_id(row: Row, position: int, processed: bool = False) -> int:
     return best
 
 
-def bad_row(position: int, fault: int) -> NonFiniteLogits:
+def bad_row(position: int | None, fault: int) -> NonFiniteLogits:
+    """position: of the output; None: a row of the prompt."""
+    where = "inside the prompt" if position is None else f"at output position {position}"
     advice = "check the checkpoint, or try --numerics float32"
     if fault == NONE_LEFT:
         return NonFiniteLogits(
-            f"no id is left at output position {position}: grammar, allowed_token_ids, bad_words, "
+            f"no id is left {where}: grammar, allowed_token_ids, bad_words, "
             "min_tokens and logits_processors mask them all; allow more"
         )
     if fault == OVERFLOWED:
         advice = "lower the penalties"
     kind = "only masked ids" if fault == ALL_MASKED else "NaN or infinity"
     when = "the processed logits" if fault == OVERFLOWED else "the logits"
-    return NonFiniteLogits(f"{when} at output position {position} hold {kind}; {advice}")
+    return NonFiniteLogits(f"{when} {where} hold {kind}; {advice}")
 
 
 def hints(ids: Ids, scores: Floats, temperature: float, count: int) -> list[tuple[int, float]]:

@@ -2,7 +2,9 @@
 
 The text ends before the stop string that is complete first, reading one character after another; of
 several complete at the same character the longest counts. That does not depend on how the text was
-cut into deltas. Knows no tokens, except in `split_stops`.
+cut into deltas. A stop string often ends inside a token: the text is cut at the character, the ids
+are kept whole. Included, the stop string is the last of the text, and nothing follows it, not even
+the rest of its token. Knows no tokens, except in `split_stops`.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from foreword.text.tokenizer import Tokenizer
 class StopWatch:
     """One Knuth-Morris-Pratt matcher per stop string; withholds only what may still become a stop.
 
-    `stop`: the stop string found, or None. `end`: characters of the text before it.
+    include: the stop string is part of the text, so nothing is withheld.
+    `stop`: the stop string found, or None. `end`: characters of the text, as far as it is known.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         for stop in stops:
             assert stop, "SamplingParams refuses empty stop strings"
         self._stops = tuple(stops)
+        self._include = include
         self._borders = [_borders(stop) for stop in stops]
         self._matched = [0] * len(stops)  # characters of each stop matched at the end of the text
         self._held = ""  # the end of the text, not given out
@@ -33,8 +37,9 @@ class StopWatch:
     def end(self) -> int:
         return self._released + len(self._held)
 
-    def push(self, delta: str) -> str:
-        """Text that may be given out now. After a stop string is complete: nothing more."""
+    def push(self, delta: str, armed: bool = True) -> str:
+        """Text that may be given out now. After a stop string is complete: nothing more. Not armed:
+        one that is complete within `delta` is passed over."""
         if self.stop is not None:
             return ""
         if not self._stops:
@@ -43,10 +48,10 @@ class StopWatch:
         text = self._held + delta
         for index, character in enumerate(delta, start=len(self._held)):
             found = self._advance(character)
-            if found:
+            if found and armed:
                 self.stop = found
-                return self._release(text[: index + 1 - len(found)], 0)
-        return self._release(text, max(self._matched))
+                return self._release(text[: index + 1 - (0 if self._include else len(found))], 0)
+        return self._release(text, 0 if self._include else max(self._matched))
 
     def flush(self) -> str:
         """The text is over: give out what was withheld."""
@@ -68,7 +73,7 @@ class StopWatch:
             matched += stop[matched] == character
             self._matched[which] = matched
             if matched == len(stop):
-                self._matched[which] = 0
+                self._matched[which] = self._borders[which][-1]
                 found = max(found, stop, key=len)
         return found
 

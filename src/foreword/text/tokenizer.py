@@ -105,6 +105,10 @@ class Tokenizer:
         """The vocabulary entry as the files spell it ("" for an id without a meaning)."""
         return self.raw.id_to_token(token) or ""
 
+    def shown(self, token: int) -> str:
+        """The text of an id by itself; U+FFFD for bytes that are not whole characters."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes an id stands for (b"" for an id without a meaning)."""
         found = self._bytes.get(token)
