@@ -21,7 +21,9 @@ from foreword.errors import ConfigError, RequestError
 from foreword.outputs import CompletionOutput, RequestOutput, Sample, completion
 from foreword.prompts import Prompt
 from foreword.receipt import make_receipt
+from foreword.sample.form_rule import request_form
 from foreword.sample.noise import derive, fresh_seed, request_seed
+from foreword.text.forms import Forms
 from foreword.text.stops import split_stops
 from foreword.text.stream import TextStream
 from foreword.text.template import encode_chat
@@ -84,6 +86,7 @@ class LLM:
         self.built: Built = build(config, progress)
         self.engine = self.built.engine
         self.tokenizer = self.built.tokenizer
+        self.forms = Forms(self.tokenizer, self.built.vocab_size, self.built.checkpoint.eos_ids)
         self._numbers = itertools.count()
         self._live: dict[str, Sample] = {}  # by sequence id: whoever steps marks everybody's
         self._lock = Lock()  # held for one step at a time
@@ -238,6 +241,7 @@ class LLM:
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         texts, ids = split_stops(self.tokenizer, params.stop or ())
         ends = frozenset() if params.ignore_eos else self.built.checkpoint.eos_ids
+        grammar = request_form(self.forms, params, self.built.checkpoint.eos_ids | ids)
         with self._lock:
             number = next(self._numbers)
             seed = self._seed(params, number)
@@ -254,6 +258,7 @@ class LLM:
                         max_tokens=limit,
                         group=str(number),
                         watch=stream.push,
+                        grammar=grammar,
                     )
                     sequence = self.engine.add(request)
                     samples.append(Sample(sequence, stream, index, chat_date, time.monotonic()))

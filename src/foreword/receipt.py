@@ -14,6 +14,7 @@ from foreword import machine
 from foreword.build import NUMERICS_VERSION, Built
 from foreword.kernels._defaults import arithmetic
 from foreword.kernels._host import arithmetic_build
+from foreword.text.forms import FORM_COMPILER
 from foreword.types import Sequence
 from foreword.version import __version__
 
@@ -61,6 +62,8 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
         "tokens_sha256": ids_sha256(sequence.output_ids),
         "finish_reason": sequence.finish_reason,
     }
+    if request.grammar is not None:
+        receipt["form_compiler"] = FORM_COMPILER
     if chat_date is not None:
         receipt["chat_date"] = chat_date
     return receipt

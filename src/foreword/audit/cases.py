@@ -10,6 +10,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from itertools import product
 
+from foreword.params import StructuredOutput
+from foreword.protocols import Grammar
 from foreword.sample.noise import derive
 from foreword.types import Request, SamplingParams
 
@@ -44,6 +46,19 @@ SAMPLINGS: dict[str, Mapping[str, float | int]] = {
     "min-p": {"temperature": 1.0, "min_p": 0.05},
 }
 
+FORM = StructuredOutput(
+    json={
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "colour": {"enum": ["red", "green", "blue"]},
+            "numbers": {"type": "array", "items": {"type": "integer"}},
+        },
+        "required": ["name", "colour", "numbers"],
+        "additionalProperties": False,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -55,6 +70,7 @@ class Case:
     seed: int
     max_tokens: int
     eos_ids: frozenset[int]
+    grammar: Grammar | None = None
 
     def request(self, request_id: str, priority: int = 0) -> Request:
         return Request(
@@ -65,6 +81,7 @@ class Case:
             eos_ids=self.eos_ids,
             max_tokens=self.max_tokens,
             priority=priority,
+            grammar=self.grammar,
         )
 
     @property
@@ -87,11 +104,13 @@ def make_cases(
     eos_ids: frozenset[int],
     seed: int,
     every: bool,
+    compiled: Callable[[SamplingParams], Grammar | None] | None = None,
 ) -> list[Case]:
     """Cases for the built-in prompts and the user's own.
 
     every: each prompt with each sampling; else each prompt with two of them in turn. Built-in
-    prompts are cut to what `context` (positions) leaves beside `max_tokens`.
+    prompts are cut to what `context` (positions) leaves beside `max_tokens`. compiled: makes the
+    grammars of a case whose text must have a form; without it there is none.
     """
     room = context - max_tokens
     named = {name: encode(text)[: min(room, LONG)] for name, text in TEXTS.items()}
@@ -104,7 +123,7 @@ def make_cases(
         for (turn, sampling), (place, name) in product(enumerate(SAMPLINGS), enumerate(named))
         if every or (place + turn) % 2 == 0
     ]
-    return [
+    cases = [
         Case(
             name=f"{name}, {sampling}",
             prompt_ids=tuple(named[name]),
@@ -115,6 +134,13 @@ def make_cases(
         )
         for number, (name, sampling) in enumerate(chosen)
     ]
+    if compiled is not None:
+        first = cases[len(cases) // 2]
+        params = replace(first.params, structured_outputs=FORM)
+        cases.append(
+            replace(first, name=f"{first.name}, JSON", params=params, grammar=compiled(params))
+        )
+    return cases
 
 
 def twins(first: list[int], second: list[int], room: int) -> dict[str, list[int]]:
