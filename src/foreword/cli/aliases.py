@@ -39,6 +39,10 @@ _SAME = {
     "seed": ("sampling-seed", "random-seed"),
     "stop-token-id": ("stop-token-ids",),
     "temperature": ("temp",),
+    "json-schema": ("guided-json",),
+    "regex": ("guided-regex",),
+    "choice": ("guided-choice",),
+    "grammar": ("guided-grammar",),
 }
 ALIASES = {alias: name for name, aliases in _SAME.items() for alias in aliases}
 
@@ -63,8 +67,6 @@ _GROUPS = {
         "repetition-penalty",
         "logit-bias",
         "min-tokens",
-        "grammar",
-        "guided-json",
         "best-of",
         "tool-call-parser",
         "reasoning-parser",

@@ -44,6 +44,8 @@ class FormScout:
                 break
             if asked[-1] == end:  # nothing follows it
                 break
+        if asked == [end]:
+            return int(self._matcher.is_accepting())
         return self._matcher.validate_tokens(asked)
 
     def forced(self, path: SequenceOf[int]) -> list[int]:
