@@ -229,6 +229,10 @@ class Scout(Protocol):
         """The tokens that must follow after `path`, which is legal: each the only one that may
         come."""
 
+    def likely(self, path: SequenceOf[int]) -> tuple[list[int], float]:
+        """The tokens that probably follow after `path`, since the form leaves little choice, and
+        the chance of each."""
+
 
 class Guide(Protocol):
     """Fits drafts to the forms that requests ask for. Cannot change the text."""

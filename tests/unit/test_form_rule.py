@@ -161,6 +161,17 @@ def follow_up(form: RequestForm, ids: list[int]) -> list[int]:
     return scout.forced(())
 
 
+def test_an_end_in_a_path_is_followed_by_nothing_and_forgotten():
+    scout = form_of({"choice": ["the cat", "the car"]}).scout()
+    ids = TOKENIZER.encode("the cat", add_special_tokens=False)
+    scout.follow(ids[:1])
+    before = scout.forced(())
+    assert scout.forced([*ids[1:], EOS]) == []
+    assert scout.likely([*ids[1:], EOS]) == ([], 0.0)
+    assert scout.forced(()) == before
+    assert scout.legal([*ids[1:], EOS, ids[0]]) == len(ids)
+
+
 def test_a_scout_that_met_a_limit_or_the_end_has_no_opinion():
     form = form_of({"choice": ["cat"]})
     scout = form.scout()

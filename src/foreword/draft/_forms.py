@@ -2,8 +2,9 @@
 
 A node that the form does not allow cannot be chosen by the target, nor can anything below it; its
 row would be wasted. A token that is the only one the form allows is certain, and costs no model to
-guess: source "grammar", score 1. Forced tokens are added after the last committed token and after
-the paths most likely to be reached. Cost: a microsecond or two per path and forced token.
+guess: source "grammar", score 1. Where JSON leaves only its blanks open, the layout so far says how
+it probably goes on: source "layout". Both are added after the last committed token and after the
+paths most likely to be reached. Cost: a microsecond or two per path and forced token.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from foreword.protocols import Scout
 from foreword.types import Sequence, Trie
 
 SOURCE = "grammar"
+LAYOUT = "layout"
 EXTENDED = 4  # paths of a drafter that are looked at for forced tokens behind them
 
 
@@ -43,9 +45,7 @@ def _scout(sequence: Sequence) -> Scout:
 
 def _fitted(scout: Scout, trie: Trie, limit: int) -> Trie:
     fitted = Trie()
-    forced = scout.forced(())[:limit]
-    fitted.add_chain(forced, [1.0] * len(forced), SOURCE)
-    legal = _legal_nodes(scout, trie, forced[:1])
+    legal = _legal_nodes(scout, trie, scout.forced(())[:1])
     places = {-1: -1}
     for node in range(len(trie)):
         parent = places.get(trie.parents[node])
@@ -57,13 +57,21 @@ def _fitted(scout: Scout, trie: Trie, limit: int) -> Trie:
                 trie.sources[node],
                 trie.evidence[node],
             )
-    for leaf, reach in _likely_leaves(fitted):
+    _extend(fitted, -1, (), scout, limit)
+    for leaf in _likely_leaves(fitted):
         path = _path(fitted, leaf)
-        if reach > 0.0 and len(path) < limit:
-            node = leaf
-            for token in scout.forced(path)[: limit - len(path)]:
-                node = fitted.add(node, token, 1.0, SOURCE)
+        if len(path) < limit:
+            _extend(fitted, leaf, path, scout, limit - len(path))
     return fitted
+
+
+def _extend(trie: Trie, node: int, path: SequenceOf[int], scout: Scout, most: int) -> None:
+    """Add what the form forces after `path`, which ends with `node`, or else what is likely."""
+    tokens, score, source = scout.forced(path), 1.0, SOURCE
+    if not tokens:
+        (tokens, score), source = scout.likely(path), LAYOUT
+    for token in tokens[:most]:
+        node = trie.add(node, token, score, source)
 
 
 def _legal_nodes(scout: Scout, trie: Trie, only: SequenceOf[int]) -> list[bool]:
@@ -83,14 +91,14 @@ def _legal_nodes(scout: Scout, trie: Trie, only: SequenceOf[int]) -> list[bool]:
     return legal
 
 
-def _likely_leaves(trie: Trie) -> list[tuple[int, float]]:
-    """The EXTENDED leaves most likely to be reached, and their reach."""
+def _likely_leaves(trie: Trie) -> list[int]:
+    """The EXTENDED leaves most likely to be reached."""
     reaches: list[float] = []
     for parent, score in zip(trie.parents, trie.scores, strict=True):
         reaches.append(score * (reaches[parent] if parent >= 0 else 1.0))
     inner = set(trie.parents)
-    leaves = [(node, reach) for node, reach in enumerate(reaches) if node not in inner]
-    return sorted(leaves, key=lambda leaf: -leaf[1])[:EXTENDED]
+    leaves = [node for node in range(len(trie)) if node not in inner]
+    return sorted(leaves, key=lambda leaf: -reaches[leaf])[:EXTENDED]
 
 
 def _path(trie: Trie, node: int) -> list[int]:

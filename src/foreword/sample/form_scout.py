@@ -11,6 +11,7 @@ from collections.abc import Sequence as SequenceOf
 
 from llguidance import LLMatcher
 
+from foreword.sample.form_layout import JsonLayout
 from foreword.text.forms import Form
 
 
@@ -23,6 +24,8 @@ class FormScout:
         self._ends = ends
         self._matcher: LLMatcher = form.shared_matcher()
         self._over = False  # an end token was emitted, or a limit was met
+        compact = form.compact_matcher()
+        self._layout = None if compact is None else JsonLayout(compact, form.vocabulary)
 
     def follow(self, tokens: SequenceOf[int]) -> None:
         self.num_read += len(tokens)
@@ -30,6 +33,8 @@ class FormScout:
             self._over = self._over or token in self._ends
             if not self._over:
                 self._over = not self._matcher.consume_token(token)
+        if self._layout is not None and not self._over:
+            self._layout.follow(tokens)
 
     def legal(self, path: SequenceOf[int]) -> int:
         """All of it, when there is no opinion."""
@@ -50,7 +55,7 @@ class FormScout:
 
     def forced(self, path: SequenceOf[int]) -> list[int]:
         matcher = self._matcher
-        if self._over or matcher.is_stopped():
+        if self._over or matcher.is_stopped() or self._ends.intersection(path):
             return []
         if path and not matcher.consume_tokens(list(path)):
             self._over = True
@@ -61,3 +66,10 @@ class FormScout:
         ordinary = self._vocabulary.is_ordinary
         wrong = next((at for at, token in enumerate(found) if not ordinary(token)), len(found))
         return found[:wrong]
+
+    def likely(self, path: SequenceOf[int]) -> tuple[list[int], float]:
+        if self._layout is None or self._over or self._ends.intersection(path):
+            return [], 0.0
+        tokens, chance = self._layout.likely(path)
+        count = self._matcher.validate_tokens([*path, *tokens]) - len(path)
+        return tokens[: max(0, count)], chance

@@ -57,6 +57,14 @@ def refused(name: str, reason: str) -> RequestError:
     return RequestError(f"structured_outputs: {name} {reason}", parameter(name))
 
 
+def without_blanks(asked: StructuredOutput) -> str | None:
+    """The same JSON form with no blanks between its parts; None for a form that is not JSON."""
+    if asked.json is None and not asked.json_object:
+        return None
+    schema = str(asked.json or '{"type": "object"}')
+    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+
+
 def _schema(asked: StructuredOutput, text: str) -> str:
     _check_depth(text)
     try:

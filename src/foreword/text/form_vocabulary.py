@@ -21,7 +21,8 @@ _BEFORE = "\n"  # written before a text that would get a leading space of its ow
 
 class FormVocabulary:
     """ends: ids that end a text. `table` is llguidance's own; `end_id`: the form may end here.
-    `ordinary`: uint8 bits of the ids that stand for text, lowest bit first, as long as a mask."""
+    `ordinary`: uint8 bits of the ids that stand for text, lowest bit first, as long as a mask.
+    `byte_ids`: the id of each single byte, -1 where there is none."""
 
     def __init__(self, tokenizer: Tokenizer, num_ids: int, ends: Set[int]) -> None:
         self.num_ids = num_ids
@@ -47,6 +48,7 @@ class FormVocabulary:
         bits = np.zeros(mask_bytes * 8, dtype=np.uint8)
         bits[list(self._pieces.values())] = 1
         self.ordinary = np.packbits(bits, bitorder="little")
+        self.byte_ids = [self._pieces.get(bytes((byte,)), -1) for byte in range(256)]
 
     def is_ordinary(self, token: int) -> bool:
         """Whether the id stands for text."""

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, __version__
 
 from foreword.errors import RequestError
 from foreword.params import StructuredOutput
-from foreword.text.form_spec import field_of, parameter, refused, short, written
+from foreword.text.form_spec import field_of, parameter, refused, short, without_blanks, written
 from foreword.text.form_vocabulary import FormVocabulary
 from foreword.text.tokenizer import Tokenizer
 
@@ -50,28 +50,28 @@ class Form:
         self.field = field_of(asked)
         self.vocabulary = vocabulary
         self.text = written(asked)
-        self._prototype = self._make(SCOUT_STATES)
+        self._hints = SharedMatcher(vocabulary, self.text)
         self._check()
+        compact = without_blanks(asked)
+        self._compact = None if compact is None else SharedMatcher(vocabulary, compact)
 
     def matcher(self) -> LLMatcher:
         """A reader at the start of a text, for one request alone."""
-        return self._make(MAX_STATES)
+        return made(self.vocabulary, self.text, MAX_STATES)
 
     def shared_matcher(self) -> LLMatcher:
-        """A reader that shares what other readers of this form have found out: cheap, but one that
-        runs into a limit takes the others with it. For hints."""
-        if self._prototype.is_error() or _failed(self._prototype.deep_copy()):
-            self._prototype = self._make(SCOUT_STATES)
-        return self._prototype.deep_copy()
+        """A reader for hints."""
+        return self._hints.copy()
 
-    def _make(self, states: int) -> LLMatcher:
-        return LLMatcher(self.vocabulary.table, self.text, log_level=0, limits=limits(states))
+    def compact_matcher(self) -> LLMatcher | None:
+        """A reader, for hints, of the text of a JSON form without its blanks."""
+        return None if self._compact is None else self._compact.copy()
 
     def _check(self) -> None:
-        matcher = self._prototype
+        matcher = self._hints.copy()
         if matcher.is_error():
             raise refused(self.field, f"cannot be compiled: {short(matcher.get_error())}")
-        mask = np.frombuffer(self._prototype.deep_copy().compute_bitmask(), dtype=np.uint8)
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if not (mask & self.vocabulary.ordinary).any():
             raise RequestError(
                 f"structured_outputs: {self.field} has no beginning that this model can write; "
@@ -80,9 +80,25 @@ class Form:
             )
 
 
-def _failed(matcher: LLMatcher) -> bool:
-    matcher.compute_bitmask()
-    return matcher.is_error()
+class SharedMatcher:
+    """Copies share what they have found out: cheap, but one that runs into a limit takes the others
+    with it. For hints."""
+
+    def __init__(self, vocabulary: FormVocabulary, text: str) -> None:
+        self._given = vocabulary, text, SCOUT_STATES
+        self._first = made(*self._given)
+
+    def copy(self) -> LLMatcher:
+        """At the start of a text; from scratch when the last ones met a limit."""
+        tried = self._first.deep_copy()
+        tried.compute_bitmask()
+        if tried.is_error():
+            self._first = made(*self._given)
+        return self._first.deep_copy()
+
+
+def made(vocabulary: FormVocabulary, text: str, states: int) -> LLMatcher:
+    return LLMatcher(vocabulary.table, text, log_level=0, limits=limits(states))
 
 
 class Forms:
