@@ -123,7 +123,7 @@ class Engine:
         sequences = [entry.sequence for entry in open_entries]
         with self.parts.clock.measure(self.parts.drafter.name, calls=int(any(limits))):
             tries = self.parts.drafter.propose(sequences, limits)
-        if any(limits) and any(sequence.request.grammar for sequence in sequences):
+        if any(limits) and any(one.request.grammar is not None for one in sequences):
             with self.parts.clock.measure("grammar"):
                 tries = self.parts.guide.fit(sequences, tries, limits)
         roots = [sequence.token_ids[-1] for sequence in sequences]

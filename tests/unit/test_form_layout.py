@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_form_rule import form_of
-from test_forms import EOS, TOKENIZER
 
+from foreword.params import StructuredOutput
 from foreword.sample.form_layout import JsonLayout
+from foreword.sample.form_rule import RequestForm
+from form_rig import EOS, FORMS, TOKENIZER
 
 SCHEMA = {
     "type": "object",
@@ -32,6 +33,11 @@ LAYOUTS = {
     "indented": json.dumps(VALUE, indent=2),
     "wide": json.dumps(VALUE, indent=4),
 }
+
+
+def form_of(asked: dict) -> RequestForm:
+    form = FORMS.compiled(StructuredOutput(**asked))
+    return RequestForm(form, frozenset({EOS}))
 
 
 def ids_of(text: str) -> list[int]:

@@ -8,13 +8,13 @@ import random
 
 import numpy as np
 import pytest
-from test_forms import EOS, FORMS, NUM_IDS, TOKENIZER
 
 from foreword.draft._forms import SOURCE, FormGuide
 from foreword.errors import NoTokenAllowed, RequestError
 from foreword.params import SamplingParams, StructuredOutput
 from foreword.sample.form_rule import FormRule, RequestForm, request_form
 from foreword.types import Request, Sequence, Trie
+from form_rig import EOS, FORMS, NUM_IDS, TOKENIZER
 
 WORDS = ["cat", "car", "cart", "dog", "door", "the cat", "the door", "x1", "x22"]
 FINITE = {

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from foreword.errors import RequestError
 from foreword.params import SamplingParams, StructuredOutput
@@ -15,30 +14,8 @@ from foreword.text import forms as forms_module
 from foreword.text.form_spec import MAX_BYTES, WHITESPACE
 from foreword.text.forms import Form, Forms
 from foreword.text.tokenizer import Tokenizer
-
-EOS = 0
-TEXT = 'the cat "name": "colour": [1, 2, 3] {"name": "red"} dog door cart car' * 3
-
-
-def make_tokenizer(vocab_size: int = 330) -> Tokenizer:
-    """Byte-level BPE with merges; 0 and 1 are special, the last is an added token of plain text."""
-    raw = tokenizers.Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,
-        special_tokens=["<|end|>", "<|start|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    raw.train_from_iterator([TEXT], trainer)
-    raw.add_tokens([AddedToken("<call>", special=False, normalized=False)])
-    return Tokenizer(raw, {"eos_token": "<|end|>"})
-
-
-TOKENIZER = make_tokenizer()
-NUM_IDS = TOKENIZER.vocab_size + 5  # columns without a text
-FORMS = Forms(TOKENIZER, NUM_IDS, {EOS})
+from form_rig import EOS, FORMS, NUM_IDS, TOKENIZER
+from text_vocabularies import sentencepiece
 
 
 def compiled(**asked) -> Form:
@@ -131,6 +108,26 @@ NAMES = [f"p{i}" for i in range(5000)]
 OPTIONAL = {"type": "object", "properties": dict.fromkeys(NAMES, True)}
 ANY_OF = {"anyOf": [{"type": "object", "properties": {name: {}}} for name in NAMES[:2500]]}
 ITEMS = {"type": "array", "maxItems": 1000, "items": {"type": "array", "maxItems": 1000}}
+
+
+def test_a_tokenizer_that_puts_a_space_before_a_text():
+    """SentencePiece: the middle of a text is spelled without the space of its beginning."""
+    tokenizer = sentencepiece()
+    form = Forms(tokenizer, tokenizer.vocab_size, tokenizer.end_ids).compiled(
+        StructuredOutput(choice=["the cat", "é 7"])
+    )
+    for text in ("the cat", " the", "é 7", "\n", "  x", "a", ""):
+        ids = form.vocabulary(text)
+        assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    matcher, found = form.matcher(), b""
+    while not matcher.is_accepting():
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8) & form.vocabulary.ordinary
+        token = int(np.unpackbits(mask, bitorder="little").nonzero()[0][0])
+        assert matcher.consume_token(token)
+        found += tokenizer.token_bytes(token)
+    assert found.decode() in ("the cat", "é 7")
+
+
 DEEP = '{"items":' * 5000 + "{}" + "}" * 5000
 REFUSED = [
     ("regex", {"regex": "["}, "unclosed character class"),

@@ -142,7 +142,7 @@ class FormRule:
     def _caps_of(self, mask: bytes, may_end: bool) -> Caps:
         """The same caps as the last ones when nothing has changed, as inside a string."""
         if self._last_caps is None or self._last != (mask, may_end):
-            caps = _CAPS[np.frombuffer(mask, dtype=np.uint8)].reshape(-1)
+            caps: Caps = np.take(_CAPS, np.frombuffer(mask, dtype=np.uint8), axis=0).reshape(-1)
             caps = caps[: self._form.vocabulary.num_ids]
             if may_end:
                 caps[self._end_ids] = np.inf
