@@ -18,7 +18,7 @@ from foreword import machine
 from foreword.accept import exact
 from foreword.config import EngineConfig, from_options
 from foreword.cost import measure
-from foreword.draft import _bigrams
+from foreword.draft import _bigrams, _forms
 from foreword.draft._ahead import Ahead
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
@@ -216,6 +216,7 @@ def assemble(
             sampler=sampler,
             acceptor=exact.make(),
             pace=_pace(config, builder, model, kv) if drafts else FixedPace(lambda _: 0),
+            guide=_forms.FormGuide(),
             guard=model.kernels.step_guard,
             clock=clock or SourceClock(),
         )

@@ -20,6 +20,7 @@ from foreword.errors import ForewordError
 from foreword.protocols import (
     Acceptor,
     Drafter,
+    Guide,
     KVStore,
     Model,
     Pace,
@@ -53,6 +54,7 @@ class Parts:
     sampler: Sampler
     acceptor: Acceptor
     pace: Pace  # how many draft nodes a step may verify, and their price
+    guide: Guide  # fits drafts to the forms that requests ask for
     guard: Callable[[], AbstractContextManager[None]]  # pins host switches around a step
     clock: SourceClock = field(default_factory=SourceClock)  # the one the drafter was made with
 
@@ -135,6 +137,9 @@ class Engine:
         sequences = [entry.sequence for entry in open_entries]
         with self.parts.clock.measure(self.parts.drafter.name, calls=int(any(limits))):
             tries = self.parts.drafter.propose(sequences, limits)
+        if any(limits) and any(one.request.grammar is not None for one in sequences):
+            with self.parts.clock.measure("grammar"):
+                tries = self.parts.guide.fit(sequences, tries, limits)
         roots = [sequence.token_ids[-1] for sequence in sequences]
         if any(map(len, tries)):
             rows = sum(entry.count for entry in plan.entries)

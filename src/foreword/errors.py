@@ -9,6 +9,7 @@
     ├── DownloadError        a model could not be fetched or its checksum differs
     ├── KernelUnavailable    a backend or device asked for by name is not here
     └── NonFiniteLogits      the model produced NaN or infinity for one request
+        └── NoTokenAllowed   the form that one request asks for leaves no token to choose
 
 Doors (CLI, library, server) turn these into one-line messages. Inside a step, broken invariants are
 `assert`s: they are our bugs, not the user's.
@@ -55,3 +56,8 @@ class KernelUnavailable(ForewordError):
 
 class NonFiniteLogits(ForewordError):
     """The target's logit row of one request holds NaN or infinity; only that request ends."""
+
+
+class NoTokenAllowed(NonFiniteLogits):
+    """What one request asks for (its form, with its other rules) leaves no token to choose from;
+    only that request ends."""

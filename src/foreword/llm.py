@@ -33,7 +33,9 @@ from foreword.outputs import (
 from foreword.prompts import Prompt
 from foreword.receipt import make_receipt
 from foreword.sample.checks import check_processors
+from foreword.sample.form_rule import request_form
 from foreword.sample.noise import derive, fresh_seed, request_seed
+from foreword.text.forms import Forms
 from foreword.text.stops import split_stops
 from foreword.text.stream import TextStream
 from foreword.text.template import encode_chat
@@ -99,6 +101,7 @@ class LLM:
         self.engine = self.built.engine
         self.tokenizer = self.built.tokenizer
         self._breaker_ids: dict[tuple[str, ...], frozenset[int]] = {(): frozenset()}
+        self.forms = Forms(self.tokenizer, self.built.vocab_size, self.built.checkpoint.eos_ids)
         self._numbers = itertools.count()
         self._live: dict[str, Sample] = {}  # by sequence id: whoever steps marks everybody's
         self._lock = Lock()  # held for one step at a time
@@ -282,6 +285,7 @@ class LLM:
         started = time.monotonic()
         expires = None if params.time_limit is None else started + params.time_limit
         others = replace(params, prompt_logprobs=None) if limit else params  # scored once
+        grammar = request_form(self.forms, params, self.built.checkpoint.eos_ids | ids)
         with self._lock:
             number = next(self._numbers)
             seed = self._seed(params, number)
@@ -308,6 +312,7 @@ class LLM:
                         bad_words=bad_words,
                         dry_breakers=breakers,
                         expires=expires,
+                        grammar=grammar,
                     )
                     check_processors(request, self.built.vocab_size)
                     sequence = self.engine.add(request)

@@ -222,6 +222,41 @@ class Grammar(Protocol):
     def begin(self) -> Rule:
         """The state of one request's text, before its first token."""
 
+    def scout(self) -> Scout:
+        """A second reader of one request's text, for drafts."""
+
+
+class Scout(Protocol):
+    """Says what a form thinks of tokens that may come; shares nothing with the request's rule, so
+    that no draft can leave a trace there. Its answers are hints."""
+
+    num_read: int  # output tokens it has followed
+
+    def follow(self, tokens: SequenceOf[int]) -> None:
+        """The next tokens that were emitted."""
+
+    def legal(self, path: SequenceOf[int]) -> int:
+        """How many tokens of `path` may come, one after the other."""
+
+    def forced(self, path: SequenceOf[int]) -> list[int]:
+        """The tokens that must follow after `path`, which is legal: each the only one that may
+        come."""
+
+    def likely(self, path: SequenceOf[int]) -> tuple[list[int], float]:
+        """The tokens that probably follow after `path`, since the form leaves little choice, and
+        the chance of each."""
+
+
+class Guide(Protocol):
+    """Fits drafts to the forms that requests ask for. Cannot change the text."""
+
+    def fit(
+        self, sequences: SequenceOf[Sequence], tries: SequenceOf[Trie], budget: SequenceOf[int]
+    ) -> list[Trie]:
+        """The tries without the nodes that a sequence's form forbids and with the tokens that it
+        forces; as they are where there is no form, or no budget. A trie may hold more nodes than
+        `budget[i]`: the builder takes the ones most likely to be reached."""
+
 
 class RowOps(Protocol):
     """Questions about whole logit rows, float32 [rows, vocab] in C order, and about the sampler's

@@ -15,6 +15,7 @@ from foreword.build import NUMERICS_VERSION, Built
 from foreword.kernels._defaults import arithmetic
 from foreword.kernels._host import arithmetic_build
 from foreword.params import processor_name
+from foreword.text.forms import FORM_COMPILER
 from foreword.types import SamplingParams, Sequence, TokenLogprobs
 from foreword.version import __version__
 
@@ -111,6 +112,8 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
             "count": params.prompt_logprobs,
             "sha256": logprobs_sha256(sequence.prompt_logprobs, params.prompt_logprobs),
         }
+    if request.grammar is not None:
+        receipt["form_compiler"] = FORM_COMPILER
     if chat_date is not None:
         receipt["chat_date"] = chat_date
     return receipt

@@ -143,6 +143,7 @@ class Sequence:
     )  # per emitted token: who guessed it, "" = target
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+    scout: Any = None  # filled by the guide from Grammar.scout, for a request with a form
 
     @property
     def id(self) -> str:

@@ -25,7 +25,7 @@ def check(ran, *words, status=1):
 
 
 USAGE = [
-    (("--frobnicate", 1), ("unknown option --frobnicate", "generate --help")),
+    (("--zzyzx", 1), ("unknown option --zzyzx", "generate --help")),
     (("--temprature", 1), ("--temprature", "did you mean --temperature?")),
     (("--max-tokens", "many"), ("--max-tokens", "'many'", "8k or 32K")),
     (("--max-tokens", "1.5"), ("--max-tokens", "'1.5'")),

@@ -50,7 +50,9 @@ def test_the_audit_finds_everything_identical(numerics, architecture, part, reco
         eos_ids=laboratory.checkpoint.eos_ids,
         seed=2,
         every=part == slice(None),
+        compiled=laboratory.grammar,
     )
+    assert cases[-1].grammar is not None
     report = audit(laboratory, cases, SETTINGS[part])
     laboratory.close()
     assert report.identical, "\n".join(map(str, report.differences[:5]))

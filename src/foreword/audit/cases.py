@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from foreword.params import StructuredOutput
+from foreword.protocols import Grammar
 from foreword.sample.noise import derive
 from foreword.types import MAX_LOGPROBS, Request, SamplingParams
 
@@ -76,6 +78,19 @@ ASKED: dict[str, Mapping[str, float | int | str]] = {
 }
 NUM_SIBLINGS = 3
 
+FORM = StructuredOutput(
+    json={
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "colour": {"enum": ["red", "green", "blue"]},
+            "numbers": {"type": "array", "items": {"type": "integer"}},
+        },
+        "required": ["name", "colour", "numbers"],
+        "additionalProperties": False,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -90,6 +105,7 @@ class Case:
     bad_words: tuple[tuple[int, ...], ...] = ()
     breakers: frozenset[int] = frozenset()
     group: str | None = None  # of the samples of one prompt
+    grammar: Grammar | None = None
 
     def request(self, request_id: str, priority: int = 0) -> Request:
         return Request(
@@ -103,6 +119,7 @@ class Case:
             bad_words=self.bad_words,
             dry_breakers=self.breakers,
             group=self.group,
+            grammar=self.grammar,
         )
 
     @property
@@ -125,12 +142,14 @@ def make_cases(
     eos_ids: frozenset[int],
     seed: int,
     every: bool,
+    compiled: Callable[[SamplingParams], Grammar | None] | None = None,
 ) -> list[Case]:
     """Cases for the built-in prompts and the user's own.
 
     every: each prompt with each sampling; else each prompt with half of them in turn (BAD_WORDS and
     BREAKERS go with the masked one). Built-in prompts are cut to what `context` (positions) leaves
-    beside `max_tokens`.
+    beside `max_tokens`. compiled: makes the grammar of a case whose text must have a form; without
+    it there is none.
     """
     room = context - max_tokens
     named = {name: encode(text)[: min(room, LONG)] for name, text in TEXTS.items()}
@@ -158,7 +177,14 @@ def make_cases(
         )
         for number, (name, sampling) in enumerate(chosen)
     ]
-    return cases + asking(cases) + siblings(cases)
+    forms = [] if compiled is None else [formed(cases[len(cases) // 2], compiled)]
+    return cases + asking(cases) + siblings(cases) + forms
+
+
+def formed(case: Case, compiled: Callable[[SamplingParams], Grammar | None]) -> Case:
+    """The case again, its text a JSON object of a schema."""
+    params = replace(case.params, structured_outputs=FORM)
+    return replace(case, name=f"{case.name}, JSON", params=params, grammar=compiled(params))
 
 
 def asking(cases: SequenceOf[Case]) -> list[Case]:

@@ -139,6 +139,7 @@ def _cases(laboratory: Laboratory, options: AuditOptions, seed: int) -> list[Cas
         eos_ids=laboratory.checkpoint.eos_ids,
         seed=seed,
         every=not options.quick,
+        compiled=laboratory.grammar,
     )
     for case in cases:
         if not 0 < len(case.prompt_ids) <= laboratory.context - max_tokens:

@@ -31,7 +31,10 @@ from foreword.engine import Engine
 from foreword.fit import weight_bytes
 from foreword.kv.pool import available_bytes
 from foreword.model.weights.memory import require_memory
-from foreword.protocols import Drafter, KVStore, Sampler
+from foreword.protocols import Drafter, Grammar, KVStore, Sampler
+from foreword.sample.form_rule import request_form
+from foreword.text.forms import Forms
+from foreword.types import SamplingParams
 
 CONTEXT = 1024  # positions an audited request may use at most
 
@@ -60,6 +63,7 @@ class Laboratory:
         self.isa: str | None = getattr(self.models[0].kernels, "isa", None)
         self.sampler = make_sampler(self.models[0])
         self.vocab_size = self.models[0].vocab_size
+        self.forms = Forms(self.tokenizer, self.vocab_size, checkpoint.eos_ids)
 
     def engine(
         self,
@@ -100,6 +104,10 @@ class Laboratory:
             return (max(pages(case.num_positions) for case in cases) + 2) * setting.block
         needed = sum(pages(case.num_positions + setting.nodes) + 2 for case in cases)
         return (needed + 1) * setting.block
+
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """The form that `params` ask for, compiled."""
+        return request_form(self.forms, params, self.checkpoint.eos_ids)
 
     def close(self) -> None:
         for model in self.models:

@@ -24,8 +24,8 @@ from foreword.llm import LLM
 from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.open import open_checkpoint
 from foreword.outputs import CompletionOutput, Logprob, RequestOutput
-from foreword.params import StructuredOutput
 from foreword.receipt import ids_sha256, logprobs_sha256
+from foreword.text.forms import FORM_COMPILER
 from foreword.text.template import encode_chat
 from foreword.text.tokenizer import Tokenizer
 from foreword.types import SamplingParams, TokenLogprobs
@@ -175,8 +175,10 @@ def mismatches(receipt: Mapping[str, Any], model: Mapping[str, Any]) -> list[str
 
 def notes(receipt: Mapping[str, Any]) -> tuple[str, ...]:
     """Another version of the code may give the same bits: said, not held against it."""
-    made, here = receipt.get("foreword"), __version__
-    return () if made == here else (f"made by foreword {made}, this is {here}",)
+    pairs = [(f"foreword {receipt.get('foreword')}", f"foreword {__version__}")]
+    if "form_compiler" in receipt:
+        pairs.append((receipt["form_compiler"], FORM_COMPILER))
+    return tuple(f"made by {made}, this is {here}" for made, here in pairs if made != here)
 
 
 def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
@@ -223,9 +225,6 @@ def sampling_params(receipt: Mapping[str, Any]) -> SamplingParams:
         options["max_tokens"] = receipt["num_tokens"]
         least = options.get("min_tokens", 0)
         options["min_tokens"] = min(least, receipt["num_tokens"])  # it decides what is before
-    form = options.get("structured_outputs")
-    if form is not None:
-        options["structured_outputs"] = from_options(StructuredOutput, form, "a structured output")
     params: SamplingParams = from_options(SamplingParams, options, "the sampling of a receipt")
     return params
 

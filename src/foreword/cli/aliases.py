@@ -43,6 +43,10 @@ _SAME = {
     "typical-p": ("typical",),
     "mirostat-tau": ("mirostat-ent",),
     "mirostat-eta": ("mirostat-lr",),
+    "json-schema": ("guided-json",),
+    "regex": ("guided-regex",),
+    "choice": ("guided-choice",),
+    "grammar": ("guided-grammar",),
 }
 ALIASES = {alias: name for name, aliases in _SAME.items() for alias in aliases}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreword.cli.explain import Explanation, explain, show_table
+from foreword.cli.forms import FormOptions, structured_output
 from foreword.cli.numbers import token_ids, whole_number
 from foreword.cli.options import (
     EngineOptions,
@@ -101,6 +102,7 @@ def generate(
     model: Model,
     prompts: PromptOptions,
     sampling: SamplingOptions,
+    form: FormOptions,
     engine: EngineOptions,
     n: Annotated[
         int,
@@ -124,7 +126,8 @@ def generate(
     job = read_job(prompts)
     if sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=DEFAULT_MAX_TOKENS)
-    params = sampling_params(sampling, n=n, logprobs=logprobs)
+    asked = structured_output(form)
+    params = sampling_params(sampling, n=n, logprobs=logprobs, structured_outputs=asked)
     if check and logprobs is None:
         params = replace(params, logprobs=0)  # so that their bits are compared, too
     arguments = llm_arguments(engine, sampling.seed)
