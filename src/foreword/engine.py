@@ -40,6 +40,8 @@ from foreword.types import (
 )
 from foreword.verify import Work, verify
 
+NO_ROW = np.empty(0, dtype=np.float32)  # whoever reads it fails
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -66,12 +68,21 @@ class Engine:
         self._drafting: set[str] = set()  # sequences the drafter has begun
         self._reader = parts.drafter if isinstance(parts.drafter, PromptReader) else None
 
-    def add(self, request: Request) -> Sequence:
-        """Queue a request. RequestError if it can never fit."""
-        sequence = Sequence(request, list(request.prompt_ids))
+    def add(
+        self, request: Request, emitted: SequenceOf[int] = (), arrival: int | None = None
+    ) -> Sequence:
+        """Queue a request, as if it had emitted some tokens already (their logit rows are not
+        known) and had come at an earlier `arrival`. RequestError if it can never fit."""
+        sequence = Sequence(request, [*request.prompt_ids, *emitted])
         sequence.sampler_state = self.parts.sampler.begin(request)
-        self.parts.scheduler.add(sequence)
+        for token in emitted:
+            self.parts.sampler.advance(NO_ROW, sequence.sampler_state, token)
+        self.parts.scheduler.add(sequence, arrival)
         return sequence
+
+    def check(self, request: Request) -> None:
+        """RequestError if the request could never fit."""
+        self.parts.scheduler.check(request)
 
     def abort(self, sequence: Sequence) -> None:
         """Cut a request at its last emitted token; one that has left stays as it is."""
@@ -97,7 +108,7 @@ class Engine:
             passed = time.perf_counter() - before
             outcomes = self._accept(plan.entries, works, rows)
             with self.parts.clock.measure(self.parts.drafter.name, calls=0):
-                sound = [done for done in outcomes if done.sequence.error is None]
+                sound = [done for done in outcomes if _is_drafted(done.sequence)]
                 self.parts.drafter.observe(sound)
             self._time(plan.entries, works, outcomes, passed, time.perf_counter() - started)
             return self._emit(outcomes)
@@ -113,12 +124,12 @@ class Engine:
     def _draft(self, plan: Plan) -> list[Work]:
         """Ask the drafter, spend the budget over the whole batch, and lay out each one's rows."""
         open_entries = [entry for entry in plan.entries if entry.completes]
-        for entry in open_entries:
-            if entry.sequence.id not in self._drafting:
-                self._drafting.add(entry.sequence.id)
-                self.parts.drafter.begin(entry.sequence)
-        limits = [entry.draft_limit for entry in open_entries]
-        sequences = [entry.sequence for entry in open_entries]
+        limits = [entry.draft_limit for entry in open_entries if _is_drafted(entry.sequence)]
+        sequences = [entry.sequence for entry in open_entries if _is_drafted(entry.sequence)]
+        for sequence in sequences:
+            if sequence.id not in self._drafting:
+                self._drafting.add(sequence.id)
+                self.parts.drafter.begin(sequence)
         with self.parts.clock.measure(self.parts.drafter.name, calls=int(any(limits))):
             tries = self.parts.drafter.propose(sequences, limits)
         roots = [sequence.token_ids[-1] for sequence in sequences]
@@ -128,7 +139,11 @@ class Engine:
             built = self.parts.builder.build(roots, tries, budget)
         else:
             built = [DraftTree.root(root) for root in roots]
-        trees = dict(zip((entry.sequence.id for entry in open_entries), built, strict=True))
+        trees = {
+            entry.sequence.id: DraftTree.root(entry.sequence.token_ids[-1])
+            for entry in open_entries
+        }
+        trees |= zip((sequence.id for sequence in sequences), built, strict=True)
         return [self._work(entry, trees.get(entry.sequence.id)) for entry in plan.entries]
 
     def _work(self, entry: Entry, tree: DraftTree | None) -> Work:
@@ -138,7 +153,7 @@ class Engine:
     def _to_read(self, entry: Entry) -> range:
         """Rows of this chunk that the drafter wants to read: the last ones of the prompt, but for
         the very last, which is a root."""
-        if self._reader is None:
+        if self._reader is None or entry.sequence.request.expand:
             return range(0)
         end = entry.sequence.num_prompt - 1
         first = max(entry.start, end - self._reader.prompt_rows)
@@ -232,12 +247,20 @@ class Engine:
         sequence.finish_reason = reason
         self._end_draft(sequence)
         self.parts.scheduler.finish(sequence)
-        self.parts.kv.free(sequence.id)
+        if sequence.request.expand:
+            self.parts.kv.keep(sequence.id, sequence.token_ids)
+        else:
+            self.parts.kv.free(sequence.id)
 
     def _end_draft(self, sequence: Sequence) -> None:
         if sequence.id in self._drafting:
             self._drafting.discard(sequence.id)
             self.parts.drafter.end(sequence)
+
+
+def _is_drafted(sequence: Sequence) -> bool:
+    """Whether the drafter knows it: a beam emits one token, and one that failed has left."""
+    return not sequence.request.expand and sequence.error is None
 
 
 def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 MAX_SAMPLES = 128
+SAMPLERS = ("gumbel", "arithmetic")
 
 LogitsProcessor = Callable[[SequenceOf[int], "np.ndarray"], "np.ndarray"]
 """(prompt ids + emitted ids, float32 row [vocab], a copy) -> the row to choose from."""
@@ -84,6 +85,8 @@ class SamplingParams:
     logprobs: None = off, k = the chosen token's and the k highest log-probabilities;
     logprobs_mode: "raw" (of the model's own logits) or "processed" (of what is chosen from).
     prompt_logprobs: the same for the prompt's tokens, raw.
+    sampler: "gumbel" or "arithmetic" (n samples spread over the distribution by one shared draw,
+    sample/arithmetic.py); arithmetic_code: [0, 1), the number a sample follows; None = of the seed.
     Raises RequestError naming the field.
     """
 
@@ -123,6 +126,8 @@ class SamplingParams:
     time_limit: float | None = None
     logprobs_mode: str = "raw"
     prompt_logprobs: int | None = None
+    sampler: str = "gumbel"
+    arithmetic_code: float | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -146,6 +151,22 @@ class SamplingParams:
                 raise RequestError("stop must hold non-empty strings; drop the empty one", "stop")
         for token in self.stop_token_ids or ():
             _check_int(token, "stop_token_ids", 0, None)
+        self._check_sampler()
+
+    def _check_sampler(self) -> None:
+        if self.sampler not in SAMPLERS:
+            known = ", ".join(SAMPLERS)
+            raise RequestError(f"sampler must be one of {known}; got {self.sampler!r}", "sampler")
+        code = self.arithmetic_code
+        if code is None:
+            return
+        _check(code, "arithmetic_code", 0.0, 1.0)
+        if code == 1.0 or self.sampler != "arithmetic" or self.n != 1:
+            raise RequestError(
+                "arithmetic_code must be < 1 and needs sampler 'arithmetic' and n 1: it is the "
+                "number that one sample follows",
+                "arithmetic_code",
+            )
 
     def resolve(self, defaults: Mapping[str, float | int]) -> SamplingParams:
         """Fill unset sampling fields from a model's generation config, then neutral ones."""

@@ -71,7 +71,9 @@ def verify(
     for done, (number, result, output) in enumerate(samples):
         if progress is not None:
             progress("verifying", done, len(samples))
-        again = plain.generate(result.prompt_token_ids, replace(params, seed=output.seed, n=1))
+        code = output.receipt["sampling"].get("arithmetic_code")
+        one = replace(params, seed=output.seed, n=1, arithmetic_code=code)
+        again = plain.generate(result.prompt_token_ids, one)
         (expected,) = again[0].outputs
         seconds += expected.metrics["generation_time_ms"] / 1e3
         tokens += len(expected.token_ids)
