@@ -148,11 +148,13 @@ class LLM:
         prompts: Prompt | SequenceOf[Prompt],
         params: BeamSearchParams | SequenceOf[BeamSearchParams],
         *,
+        chat_date: str | None = None,
         progress: Progress | None = None,
     ) -> list[BeamSearchOutput]:
-        """The best outputs of each prompt by beam search, all as one batch; results in the order
-        given. A bad prompt raises RequestError before anything runs; a search that fails on its own
-        has `error` and no outputs."""
+        """The best outputs of each prompt by beam search, all as one batch, in the order given.
+
+        A bad prompt raises RequestError before anything runs; a search that fails on its own has
+        `error` and no outputs. chat_date: for receipts, what the prompts' template was told."""
         listed = forms.as_list(prompts)
         ids = [self._encode(prompt, place) for place, prompt in enumerate(listed)]
         pairs = zip(ids, one_for_each(params, len(ids)), strict=True)
@@ -161,7 +163,10 @@ class LLM:
             self.engine.check(one.base)
         run(searches, self._expand, self._step, self._retire, progress)
         texts = [forms.text_of(prompt) for prompt in listed]
-        return [beam_output(self.built, *one) for one in zip(searches, texts, strict=True)]
+        return [
+            beam_output(self.built, one, text, chat_date)
+            for one, text in zip(searches, texts, strict=True)
+        ]
 
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """The prompt ids of a conversation; `options` as in text.template.encode_chat."""

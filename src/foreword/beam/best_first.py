@@ -7,9 +7,9 @@ i-th taken has rank i, the first `width` that do not end are its running beams, 
 looked at again. Of equal scores the shorter is taken first, then as in search.py.
 
 The search is over when the outputs wanted are complete and no open beam can still beat the worst of
-them: the outputs of BeamSearch with early_stopping "never", and at length_penalty 0 from a part of
-the rows it reads. One row a pass, though: for where a row costs about as much as a pass. (The paper
-keeps complete beams in the beam; here they leave it, as in search.py.)
+them: the outputs of BeamSearch with early_stopping "never", and at length_penalty 0, ties aside,
+from a part of the rows it reads. One row a pass, though: for where a row costs about as much as a
+pass. (The paper keeps complete beams in the beam; here they leave it, as in search.py.)
 """
 
 from __future__ import annotations
@@ -70,11 +70,13 @@ class BestFirst:
         return []
 
     def _settled(self) -> bool:
-        """Whether nothing open can be better than the worst output wanted."""
+        """Whether nothing open can come before the worst output wanted. Among sums a tie cannot: it
+        would have been taken by now, or is longer. Divided ones may round to one value."""
         rules = self._rules
         if len(self._finished) < (rules.returned or rules.width):
             return False
         long = rules.length_penalty > 0.0
         length = rules.max_tokens if long else min(entry[1] for entry in self._open)
         hoped = rules.normalised(-self._open[0][0], length)
-        return hoped < self.result()[-1].normalised
+        worst = self.result()[-1].normalised
+        return hoped < worst or (hoped == worst and rules.length_penalty == 0.0)

@@ -41,12 +41,14 @@ class BeamSearchOutput(RequestOutput):
         return self.outputs
 
 
-def beam_output(built: Built, searching: Searching, text: str | None) -> BeamSearchOutput:
+def beam_output(
+    built: Built, searching: Searching, text: str | None, chat_date: str | None = None
+) -> BeamSearchOutput:
     """A search that is done as the user sees it; `text`: its prompt, if it came as text."""
     base, error = searching.base, searching.error
     best = [] if error else searching.search.result()
     outputs: list[CompletionOutput] = [
-        _output(built, searching, index, one) for index, one in enumerate(best)
+        _output(built, searching, index, one, chat_date) for index, one in enumerate(best)
     ]
     if error is not None:
         problem: str | None = str(error)
@@ -55,7 +57,9 @@ def beam_output(built: Built, searching: Searching, text: str | None) -> BeamSea
     return BeamSearchOutput(base.id, text, list(base.prompt_ids), outputs, error=problem)
 
 
-def _output(built: Built, searching: Searching, index: int, found: Finished) -> BeamSearchSequence:
+def _output(
+    built: Built, searching: Searching, index: int, found: Finished, chat_date: str | None
+) -> BeamSearchSequence:
     beam, request, params = found.beam, searching.base, searching.params
     last = beam.tokens[-1]
     own = last in (request.params.stop_token_ids or ())
@@ -65,7 +69,7 @@ def _output(built: Built, searching: Searching, index: int, found: Finished) -> 
     for token in beam.tokens:
         stream.push(token)
     stream.finish()
-    receipt = make_receipt(built, sequence)
+    receipt = make_receipt(built, sequence, chat_date)
     receipt["beam_search"] = {
         "beam_width": params.beam_width,
         "length_penalty": params.length_penalty,
@@ -73,6 +77,7 @@ def _output(built: Built, searching: Searching, index: int, found: Finished) -> 
         "best_first": params.best_first,
         "index": index,
         "cumulative_logprob": beam.score,
+        "score": found.normalised,
     }
     return BeamSearchSequence(
         index=index,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foreword.beam.params import BeamSearchParams
+from foreword.cli.beams import BeamOptions, beam_line, beam_params, verify_beams
 from foreword.cli.explain import Explanation, explain, show_table
 from foreword.cli.numbers import token_ids, whole_number
 from foreword.cli.options import (
@@ -102,6 +104,7 @@ def generate(
     model: Model,
     prompts: PromptOptions,
     sampling: SamplingOptions,
+    beams: BeamOptions,
     engine: EngineOptions,
     n: Annotated[
         int,
@@ -125,9 +128,12 @@ def generate(
     job = read_job(prompts)
     if sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=DEFAULT_MAX_TOKENS)
-    params = sampling_params(sampling, n=n, logprobs=logprobs)
-    if check and logprobs is None:
-        params = replace(params, logprobs=0)  # so that their bits are compared, too
+    params: SamplingParams | BeamSearchParams | None
+    params = beam_params(beams, sampling, n, logprobs, explained)
+    if params is None:
+        params = sampling_params(sampling, n=n, logprobs=logprobs)
+        if check and logprobs is None:
+            params = replace(params, logprobs=0)  # so that their bits are compared, too
     arguments = llm_arguments(engine, sampling.seed)
     ran = _run(model, arguments, job, params, prompts.chat, json, explained)
     results, outputs = ran.results, ran.outputs
@@ -136,13 +142,18 @@ def generate(
     comparison = None
     if check:
         with progress_bars(not json) as progress:
-            comparison = verify(model, arguments, params, results, progress)
+            if isinstance(params, BeamSearchParams):
+                comparison = verify_beams(model, arguments, params, results, progress)
+            else:
+                comparison = verify(model, arguments, params, results, progress)
     if json:
         _print_json(ran, logprobs is not None, comparison)
     elif comparison is not None:
-        note(f"plain decoding: {rate(comparison.plain_tokens_per_second)}")
+        if comparison.plain_tokens_per_second is not None:
+            note(f"plain decoding: {rate(comparison.plain_tokens_per_second)}")
         typer.echo(comparison.verdict)
-    failed = [output.error for output in outputs if output.error is not None]
+    errors = [one.error for one in outputs] + [getattr(one, "error", None) for one in results]
+    failed = [error for error in errors if error is not None]
     for error in failed:
         typer.echo(f"error: {error}", err=True)
     return int(bool(failed) or (comparison is not None and comparison.difference is not None))
@@ -187,7 +198,7 @@ def _run(
     model: str,
     arguments: dict[str, Any],
     job: Job,
-    params: SamplingParams,
+    params: SamplingParams | BeamSearchParams,
     chat: bool | None,
     quiet: bool,
     explained: bool,
@@ -201,8 +212,13 @@ def _run(
         job.chat = _wants_chat(llm, job, chat)
         started = time.monotonic()
         alone = len(job.texts) + len(job.ids) == 1 and params.n == 1
-        streamed = alone and not quiet and not explained
-        results = [_stream(llm, job, params)] if streamed else _batch(llm, job, params, quiet)
+        streamed = False
+        if isinstance(params, BeamSearchParams):
+            results = _search(llm, job, params, quiet)
+        elif alone and not quiet and not explained:
+            results, streamed = [_stream(llm, job, params)], True
+        else:
+            results = _batch(llm, job, params, quiet)
         seconds = time.monotonic() - started
         ran = Ran(results, llm.engine.parts.drafter.name, seconds, streamed)
         if explained:
@@ -254,6 +270,20 @@ def _batch(llm: LLM, job: Job, params: SamplingParams, quiet: bool) -> list[Requ
     return results
 
 
+def _search(llm: LLM, job: Job, params: BeamSearchParams, quiet: bool) -> list[RequestOutput]:
+    """The best outputs of every prompt by beam search."""
+    prompts: list[Any] = list(job.ids or job.texts)
+    date = (job.date or today()) if job.chat else None
+    if job.chat:
+        prompts = [llm.encode_chat(talk, date=date) for talk in job.messages()]
+    results: list[RequestOutput] = []
+    with progress_bars(not quiet) as progress:
+        results += llm.beam_search(prompts, params, chat_date=date, progress=progress)
+    for result, text in zip(results, job.texts, strict=False):
+        result.prompt = text
+    return results
+
+
 def today() -> str:
     import datetime
 
@@ -263,6 +293,8 @@ def today() -> str:
 def _show(ran: Ran) -> None:
     """Texts (unless streamed already) to stdout; statistics and receipts to stderr."""
     outputs = ran.outputs
+    if not outputs:  # every search has failed
+        return
     texts = [output.text for output in outputs]
     if ran.explanation is not None:
         texts = ran.explanation.texts()
@@ -275,7 +307,10 @@ def _show(ran: Ran) -> None:
         if not ran.streamed:
             typer.echo(texts[0])
         note(speed_line(outputs[0]))
-    note(speculation_line(outputs, ran.drafter))
+    if "beam_search" in outputs[0].metrics:
+        note(beam_line(outputs))
+    else:
+        note(speculation_line(outputs, ran.drafter))
     if ran.explanation is not None:
         show_table(ran.explanation.rows)
     for output in outputs:
