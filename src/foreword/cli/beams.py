@@ -11,7 +11,7 @@ import typer
 
 from foreword.beam.params import BeamSearchParams, names
 from foreword.cli.numbers import decimal, whole_number
-from foreword.cli.options import SamplingOptions
+from foreword.cli.options import SamplingOptions, sampling_params
 from foreword.cli.plain import Comparison, compare
 from foreword.errors import RequestError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PANEL = "Beam search"
 STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
-RENAMED = {"stop_token_id": "stop_token_ids"}
+RENAMED = {"stop_token_id": "stop_token_ids", "bad_word": "bad_words"}
 
 
 @dataclass(slots=True)
@@ -82,10 +82,10 @@ def beam_params(
         )
     if logprobs:
         raise RequestError("beams have the log-probabilities of their own tokens: --logprobs 0")
+    read = sampling_params(sampling)
     for item in fields(sampling):
-        value = getattr(sampling, item.name)
         assert item.default is not MISSING
-        if value == item.default:
+        if getattr(sampling, item.name) == item.default:
             continue
         name = RENAMED.get(item.name, item.name)
         if name not in names():
@@ -94,7 +94,7 @@ def beam_params(
                 "probability, and nothing is drawn; drop one of them",
                 item.name,
             )
-        given[name] = value
+        given[name] = getattr(read, name)
     if options.early_stopping is not None:
         word = options.early_stopping.lower()
         if word not in STOPPING:
