@@ -135,6 +135,10 @@ class Writer:
         self.store.free(name)
         del self.held[name], self.salts[name]
 
+    def keep(self, name: str) -> None:
+        self.store.keep(name, self.held[name])
+        del self.held[name], self.salts[name]
+
     def check(self) -> None:
         """The store's own accounting, and every value where it must be."""
         self.store.check()

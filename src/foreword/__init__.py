@@ -3,10 +3,11 @@ different."""
 
 from typing import TYPE_CHECKING, Any
 
+from foreword.beam.params import BeamSearchParams
 from foreword.types import SamplingParams
 from foreword.version import __version__
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from foreword.llm import LLM

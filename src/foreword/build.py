@@ -36,6 +36,7 @@ from foreword.model.weights.quantize import quantised
 from foreword.pace import MOST, FixedPace, MeasuredPace, fill_last_tile
 from foreword.protocols import CompiledRows, Drafter, KVStore, Pace, Sampler, TreeBuilder
 from foreword.sample.compiled import CompiledSampler
+from foreword.sample.named import NamedSamplers
 from foreword.sample.rows import NumpyRows
 from foreword.sample.sampler import GumbelSampler
 from foreword.scheduler import Scheduler
@@ -167,9 +168,10 @@ def check_names(config: EngineConfig) -> tuple[Any, Any]:
 
 
 def make_sampler(model: Decoder) -> Sampler:
-    """The compiled chain where the extension is built, else its specification: same tokens."""
+    """The samplers by name; Gumbel's is the compiled chain where the extension is built, else its
+    specification: same tokens."""
     rows = compiled_rows(model)
-    return GumbelSampler() if rows is None else CompiledSampler(rows)
+    return NamedSamplers(GumbelSampler() if rows is None else CompiledSampler(rows))
 
 
 def compiled_rows(model: Decoder) -> CompiledRows | None:

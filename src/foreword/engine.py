@@ -41,6 +41,8 @@ from foreword.types import (
 )
 from foreword.verify import Work, verify
 
+NO_ROW = np.empty(0, dtype=np.float32)  # whoever reads it fails
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -69,14 +71,23 @@ class Engine:
         self._reader = parts.drafter if isinstance(parts.drafter, PromptReader) else None
         self._limited: dict[str, Sequence] = {}  # those with a time limit
 
-    def add(self, request: Request) -> Sequence:
-        """Queue a request. RequestError if it can never fit."""
-        sequence = Sequence(request, list(request.prompt_ids))
+    def add(
+        self, request: Request, emitted: SequenceOf[int] = (), arrival: int | None = None
+    ) -> Sequence:
+        """Queue a request, as if it had emitted some tokens already (their logit rows are not
+        known) and had come at an earlier `arrival`. RequestError if it can never fit."""
+        sequence = Sequence(request, [*request.prompt_ids, *emitted])
         sequence.sampler_state = self.parts.sampler.begin(request)
-        self.parts.scheduler.add(sequence)
+        for token in emitted:
+            self.parts.sampler.advance(NO_ROW, sequence.sampler_state, token)
+        self.parts.scheduler.add(sequence, arrival)
         if request.expires is not None:
             self._limited[sequence.id] = sequence
         return sequence
+
+    def check(self, request: Request) -> None:
+        """RequestError if the request could never fit."""
+        self.parts.scheduler.check(request)
 
     def abort(self, sequence: Sequence) -> None:
         """Cut a request at its last emitted token; one that has left stays as it is."""
@@ -103,7 +114,7 @@ class Engine:
             passed = time.perf_counter() - before
             outcomes = self._accept(plan.entries, works, rows)
             with self.parts.clock.measure(self.parts.drafter.name, calls=0):
-                sound = [done for done in outcomes if done.sequence.error is None]
+                sound = [done for done in outcomes if _is_drafted(done.sequence)]
                 self.parts.drafter.observe(sound)
             self._time(plan.entries, works, outcomes, passed, time.perf_counter() - started)
             return expired + self._emit(plan.entries, outcomes)
@@ -129,12 +140,12 @@ class Engine:
         open_entries = [
             entry for entry in plan.entries if entry.completes and entry.sequence.request.max_tokens
         ]
-        for entry in open_entries:
-            if entry.sequence.id not in self._drafting:
-                self._drafting.add(entry.sequence.id)
-                self.parts.drafter.begin(entry.sequence)
-        limits = [entry.draft_limit for entry in open_entries]
-        sequences = [entry.sequence for entry in open_entries]
+        limits = [entry.draft_limit for entry in open_entries if _is_drafted(entry.sequence)]
+        sequences = [entry.sequence for entry in open_entries if _is_drafted(entry.sequence)]
+        for sequence in sequences:
+            if sequence.id not in self._drafting:
+                self._drafting.add(sequence.id)
+                self.parts.drafter.begin(sequence)
         with self.parts.clock.measure(self.parts.drafter.name, calls=int(any(limits))):
             tries = self.parts.drafter.propose(sequences, limits)
         if any(limits) and any(one.request.grammar is not None for one in sequences):
@@ -147,7 +158,11 @@ class Engine:
             built = self.parts.builder.build(roots, tries, budget)
         else:
             built = [DraftTree.root(root) for root in roots]
-        trees = dict(zip((entry.sequence.id for entry in open_entries), built, strict=True))
+        trees = {
+            entry.sequence.id: DraftTree.root(entry.sequence.token_ids[-1])
+            for entry in open_entries
+        }
+        trees |= zip((sequence.id for sequence in sequences), built, strict=True)
         return [self._work(entry, trees.get(entry.sequence.id)) for entry in plan.entries]
 
     def _work(self, entry: Entry, tree: DraftTree | None) -> Work:
@@ -165,7 +180,7 @@ class Engine:
 
     def _first_hint(self, sequence: Sequence) -> int:
         """The first row of the prompt that the drafter wants to read."""
-        rows = 0 if self._reader is None else self._reader.prompt_rows
+        rows = 0 if self._reader is None or not _is_drafted(sequence) else self._reader.prompt_rows
         return sequence.num_prompt - 1 - rows
 
     def _read(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
@@ -275,12 +290,20 @@ class Engine:
         self._limited.pop(sequence.id, None)
         self._end_draft(sequence)
         self.parts.scheduler.finish(sequence)
-        self.parts.kv.free(sequence.id)
+        if sequence.request.expand:
+            self.parts.kv.keep(sequence.id, sequence.token_ids)
+        else:
+            self.parts.kv.free(sequence.id)
 
     def _end_draft(self, sequence: Sequence) -> None:
         if sequence.id in self._drafting:
             self._drafting.discard(sequence.id)
             self.parts.drafter.end(sequence)
+
+
+def _is_drafted(sequence: Sequence) -> bool:
+    """Whether the drafter knows it: a beam emits one token, and one that failed has left."""
+    return not sequence.request.expand and sequence.error is None
 
 
 def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:

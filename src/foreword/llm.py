@@ -17,6 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from foreword import prompts as forms
+from foreword.beam.outputs import BeamSearchOutput, beam_output
+from foreword.beam.params import BeamSearchParams, one_for_each
+from foreword.beam.run import Expanding, Searching, run
 from foreword.build import Built, Progress, build
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, read_speculative_config
 from foreword.errors import ConfigError, RequestError
@@ -32,6 +35,7 @@ from foreword.outputs import (
 )
 from foreword.prompts import Prompt
 from foreword.receipt import make_receipt
+from foreword.sample.arithmetic import coded
 from foreword.sample.checks import check_processors
 from foreword.sample.form_rule import request_form
 from foreword.sample.noise import derive, fresh_seed, request_seed
@@ -103,7 +107,9 @@ class LLM:
         self._breaker_ids: dict[tuple[str, ...], frozenset[int]] = {(): frozenset()}
         self.forms = Forms(self.tokenizer, self.built.vocab_size, self.built.checkpoint.eos_ids)
         self._numbers = itertools.count()
-        self._live: dict[str, Sample] = {}  # by sequence id: whoever steps marks everybody's
+        self._live: dict[
+            str, Sample | Expanding
+        ] = {}  # by sequence id: whoever steps marks everybody's
         self._lock = Lock()  # held for one step at a time
 
     def generate(
@@ -154,6 +160,31 @@ class LLM:
             for place, talk in enumerate(talks)
         ]
         return self._run([None] * len(ids), ids, sampling_params, date, progress)
+
+    def beam_search(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        params: BeamSearchParams | SequenceOf[BeamSearchParams],
+        *,
+        chat_date: str | None = None,
+        progress: Progress | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The best outputs of each prompt by beam search, all as one batch, in the order given.
+
+        A bad prompt raises RequestError before anything runs; a search that fails on its own has
+        `error` and no outputs. chat_date: for receipts, what the prompts' template was told."""
+        listed = forms.as_list(prompts)
+        ids = [self._encode(prompt, place) for place, prompt in enumerate(listed)]
+        pairs = zip(ids, one_for_each(params, len(ids)), strict=True)
+        searches = [Searching.of(self._beam_request(prompt, one), one) for prompt, one in pairs]
+        for one in searches:
+            self.engine.check(one.base)
+        run(searches, self._expand, self._step, self._retire, progress)
+        texts = [forms.text_of(prompt) for prompt in listed]
+        return [
+            beam_output(self.built, one, text, chat_date)
+            for one, text in zip(searches, texts, strict=True)
+        ]
 
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """The prompt ids of a conversation; `options` as in text.template.encode_chat."""
@@ -252,14 +283,14 @@ class LLM:
                 done = sum(sample.ended is not None for sample in samples)
                 progress("generating", done, len(samples))
 
-    def _step(self, waiting_for: Sample) -> None:
+    def _step(self, waiting_for: Sample | Expanding) -> None:
         """One step of the engine, unless another thread's step has just ended the sample."""
         with self._lock:
             if waiting_for.ended is None:
                 for sequence in self.engine.step():
                     self._live[sequence.id].mark(time.monotonic())
 
-    def _retire(self, samples: list[Sample]) -> None:
+    def _retire(self, samples: SequenceOf[Sample | Expanding]) -> None:
         with self._lock:
             for sample in samples:
                 self.engine.abort(sample.sequence)
@@ -303,7 +334,7 @@ class LLM:
                     request = Request(
                         id=f"{number}-{index}",
                         prompt_ids=tuple(prompt_ids),
-                        params=others if index else params,
+                        params=coded(others if index else params, seed, index),
                         seed=derive(seed, index),
                         eos_ids=ends,
                         max_tokens=limit,
@@ -332,6 +363,28 @@ class LLM:
                 self._breaker_ids.clear()
             self._breaker_ids[key] = breaker_ids(self.tokenizer, key)
         return self._breaker_ids[key]
+
+    def _beam_request(self, prompt_ids: list[int], params: BeamSearchParams) -> Request:
+        """What a search's requests have in common."""
+        room = self.built.context - len(prompt_ids)
+        with self._lock:
+            number = next(self._numbers)
+        return Request(
+            id=f"{number}",
+            prompt_ids=tuple(prompt_ids),
+            params=params.sampling().resolve(self.built.defaults),
+            seed=0,
+            eos_ids=frozenset() if params.ignore_eos else self.built.checkpoint.eos_ids,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        )
+
+    def _expand(
+        self, request: Request, tokens: tuple[int, ...], arrival: int | None
+    ) -> tuple[Expanding, int]:
+        with self._lock:
+            sequence = self.engine.add(request, tokens, arrival)
+            self._live[request.id] = beam = Expanding(sequence)
+            return beam, self.engine.parts.scheduler.order(sequence)[1]
 
     def _seed(self, params: SamplingParams, number: int) -> int:
         if params.seed is not None:

@@ -22,6 +22,7 @@ MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 MAX_SAMPLES = 128
 LOGPROBS_MODES = ("raw", "processed")
+SAMPLERS = ("gumbel", "arithmetic")
 
 LogitsProcessor = Callable[[SequenceOf[int], "np.ndarray"], "np.ndarray"]
 """(prompt ids + emitted ids, float32 row [vocab], a copy) -> the row to choose from."""
@@ -187,6 +188,8 @@ class SamplingParams:
     time_limit: float | None = None
     logprobs_mode: str = "raw"
     prompt_logprobs: int | None = None
+    sampler: str = "gumbel"
+    arithmetic_code: float | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -290,6 +293,22 @@ class SamplingParams:
     def num_samples(self) -> int:
         """Samples that are made of a prompt; n of them are returned."""
         return self.n if self.best_of is None else self.best_of
+        self._check_sampler()
+
+    def _check_sampler(self) -> None:
+        if self.sampler not in SAMPLERS:
+            known = ", ".join(SAMPLERS)
+            raise RequestError(f"sampler must be one of {known}; got {self.sampler!r}", "sampler")
+        code = self.arithmetic_code
+        if code is None:
+            return
+        _check(code, "arithmetic_code", 0.0, 1.0)
+        if code == 1.0 or self.sampler != "arithmetic" or self.n != 1:
+            raise RequestError(
+                "arithmetic_code must be < 1 and needs sampler 'arithmetic' and n 1: it is the "
+                "number that one sample follows",
+                "arithmetic_code",
+            )
 
     def resolve(self, defaults: Mapping[str, float | int]) -> SamplingParams:
         """Fill unset sampling fields from a model's generation config, then neutral ones. A model's

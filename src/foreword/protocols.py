@@ -169,6 +169,11 @@ class KVStore(Protocol):
         """The sequence leaves. Its full hashed blocks may stay as cache until room is needed. An id
         that holds nothing is fine."""
 
+    def keep(self, sequence_id: str, token_ids: SequenceOf[int]) -> None:
+        """As `free`, and the positions after the last full block stay as cache as well: `begin`
+        finds them for sequences that go on from exactly here. `token_ids`: content, at least of the
+        positions committed."""
+
     def check(self) -> None:
         """Assert free + held + cached == total and every count right; AssertionError names the
         slot."""

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from foreword.config import SchedulerConfig
 from foreword.errors import RequestError
 from foreword.protocols import KVStore
-from foreword.types import Sequence
+from foreword.types import Request, Sequence
 
 READ_ROWS = 64  # prompt rows scored in one pass at most: 64 x 150,000 float32 logits are 38 MB
 
@@ -86,24 +86,32 @@ class Scheduler:
         self._arrivals: dict[str, int] = {}
         self._num_arrived = 0
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises RequestError when its id is in use or it can never fit."""
+    def add(self, sequence: Sequence, arrival: int | None = None) -> None:
+        """Queue a sequence, at the place of an earlier `arrival` if there is one. Raises
+        RequestError when its id is in use or it can never fit."""
         request = sequence.request
         if sequence.id in self._arrivals:
             raise RequestError(
                 f"request id {sequence.id!r} is in use; give each request its own", "id"
             )
-        needed = sequence.num_prompt + request.max_tokens - 1  # the last token needs no K/V
+        self.check(request)
+        if arrival is None:
+            arrival = self._num_arrived
+            self._num_arrived += 1
+        self._arrivals[sequence.id] = arrival
+        insort(self.waiting, sequence, key=self.order)
+
+    def check(self, request: Request) -> None:
+        """RequestError when it can never fit."""
+        num_prompt = len(request.prompt_ids)
+        needed = num_prompt + request.max_tokens - 1  # the last token needs no K/V
         if needed > self.capacity:
             raise RequestError(
-                f"prompt of {sequence.num_prompt} tokens and max_tokens {request.max_tokens} need "
+                f"prompt of {num_prompt} tokens and max_tokens {request.max_tokens} need "
                 f"{needed} KV positions, the cache holds {self.capacity}; shorten one of them or "
                 f"give the KV cache more memory",
                 "max_tokens",
             )
-        self._arrivals[sequence.id] = self._num_arrived
-        self._num_arrived += 1
-        insort(self.waiting, sequence, key=self.order)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended or is cut, wherever it is; the engine frees its KV."""

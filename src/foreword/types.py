@@ -52,6 +52,7 @@ class Request:
     dry_breakers: frozenset[int] = frozenset()  # ids that end a DRY match
     grammar: Grammar | None = None  # the form its text must have, compiled
     adapter: str | None = None  # name of a loaded LoRA adapter
+    expand: int = 0  # > 0: a beam, of whose next token so many candidates are wanted (expansion.py)
 
 
 @dataclass(slots=True)

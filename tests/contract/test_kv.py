@@ -38,7 +38,9 @@ class Walk:
 
     def step(self) -> None:
         names = list(self.writer.held)
-        action = self.rng.choice(("begin", "chain", "tree", "tree", "chain", "truncate", "free"))
+        action = self.rng.choice(
+            ("begin", "chain", "tree", "tree", "chain", "truncate", "free", "keep")
+        )
         if action == "begin" or not names:
             self.begin()
             return
@@ -55,7 +57,7 @@ class Walk:
         elif action == "truncate":
             self.writer.truncate(name, self.rng.randrange(len(self.writer.held[name]) + 1))
         elif self.rng.random() < 0.5:
-            self.writer.free(name)
+            (self.writer.keep if action == "keep" else self.writer.free)(name)
 
     def begin(self) -> None:
         ids = [self.rng.randrange(2) if self.rng.random() < 0.1 else 0 for _ in range(20)]

@@ -66,6 +66,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "prompt_logprobs": st.integers(0, 3),
     "n": st.integers(1, 3),
     "best_of": st.integers(1, 3),
+    "sampler": st.just("arithmetic"),
     "logits_processors": st.lists(st.sampled_from([halved, sharper]), min_size=1, max_size=2),
     "structured_outputs": st.sampled_from(
         [

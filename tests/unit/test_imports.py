@@ -28,9 +28,9 @@ LEVELS = {
     "draft": 3, "tree": 3, "accept": 3, "verify": 3,
     "engine": 4,
     "fit": 3, "cost": 3, "pace": 4, "build": 5,
-    "outputs": 6, "prompts": 6, "receipt": 6, "echo": 7, "llm": 7,
-    "serve": 8, "bench": 8, "audit": 8, "cli": 9,
-    "": 10, "__main__": 10,
+    "outputs": 6, "prompts": 6, "receipt": 6, "echo": 7, "beam": 7, "llm": 8,
+    "serve": 9, "bench": 9, "audit": 9, "cli": 10,
+    "": 11, "__main__": 11,
 }  # fmt: skip
 WORDS = {room for room, level in LEVELS.items() if level == 0}
 
@@ -178,7 +178,7 @@ PLANTED = [
     ("foreword.draft.ngram", "from foreword.draft import none\ndef make(): ...", "siblings"),
     ("foreword.types", "from foreword.text.tokenizer import Tokenizer", "may not see level 1"),
     ("foreword.surprise", "import json", "a level in LEVELS"),
-    ("foreword.llm", "from foreword import LLM", "may not see level 10"),
+    ("foreword.llm", "from foreword import LLM", "may not see level 11"),
 ]  # fmt: skip
 
 

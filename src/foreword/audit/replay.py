@@ -16,6 +16,7 @@ from typing import Any
 
 from foreword import machine
 from foreword.audit.compare import LOGIC, NUMERICS, ROUNDING
+from foreword.beam.params import SHARED, BeamSearchParams
 from foreword.build import NUMERICS_VERSION, Progress, load_tokenizer
 from foreword.config import from_options
 from foreword.errors import ConfigError, ForewordError, RequestError
@@ -33,6 +34,7 @@ from foreword.version import __version__
 
 TYPICAL_LOGIT = 10.0  # magnitude that ROUNDING is taken of where only log-probabilities are known
 CUT = ("timeout", "abort", "error")  # finish reasons that a replay cannot have
+SEARCHED = ("beam_width", "length_penalty", "early_stopping", "best_first")  # in its receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +198,11 @@ def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
     if receipt["num_tokens"] == 0 and not has_prompt_logprobs(receipt):
         return outcome(None)
     try:
-        (result,) = llm.generate([prompt_ids], sampling_params(receipt))
+        result = again(llm, prompt_ids, receipt)
     except ForewordError as error:
         return outcome(f"plain decoding failed: {error}")
-    problem = compare(record, result.outputs[0]) or compare_logprobs(receipt, result)
+    (output,) = result.outputs
+    problem = compare(record, output) or compare_logprobs(receipt, result)
     return outcome(problem, receipt["num_tokens"])
 
 
@@ -207,6 +210,24 @@ def has_prompt_logprobs(receipt: Mapping[str, Any]) -> bool:
     """Whether it has them all: a request that was cut before its first token may not."""
     whole = receipt["num_tokens"] > 0 or receipt.get("finish_reason") not in CUT
     return whole and "prompt_logprobs" in receipt
+
+
+def again(llm: LLM, prompt_ids: list[int], receipt: Mapping[str, Any]) -> RequestOutput:
+    """The result that the receipt is of, with its one output. RequestError where a search gives
+    fewer than there were."""
+    params = sampling_params(receipt)
+    beams = receipt.get("beam_search")
+    if beams is None:
+        (result,) = llm.generate([prompt_ids], params)
+        return result
+    given = {name: getattr(params, name) for name in SHARED}
+    given |= {name: beams[name] for name in SEARCHED}
+    (found,) = llm.beam_search([prompt_ids], BeamSearchParams(**given))
+    if beams["index"] >= len(found.outputs):
+        many = f"output {beams['index']} in the receipt, {len(found.outputs)} outputs here"
+        raise RequestError(f"{many}: {found.error}" if found.error else many)
+    found.outputs = [found.outputs[beams["index"]]]
+    return found
 
 
 def sampling_params(receipt: Mapping[str, Any]) -> SamplingParams:
@@ -255,7 +276,10 @@ def compare(record: Record, output: CompletionOutput) -> str | None:
     """What differs, or None. With the token ids in the file, the first position is named."""
     receipt = record.receipt
     if ids_sha256(output.token_ids) == receipt["tokens_sha256"]:
-        reason = receipt.get("finish_reason")
+        reason, beams = receipt.get("finish_reason"), receipt.get("beam_search")
+        if beams is not None and beams["cumulative_logprob"] != output.cumulative_logprob:
+            old, new = beams["cumulative_logprob"], output.cumulative_logprob
+            return f"the score is {old!r} in the receipt, {new!r} here"
         if reason in CUT or reason == output.finish_reason:
             return None
         return f"finish reason is {reason} in the receipt, {output.finish_reason} here"

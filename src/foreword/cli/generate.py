@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foreword.beam.params import BeamSearchParams
+from foreword.cli.beams import BeamOptions, beam_line, beam_params, verify_beams
 from foreword.cli.explain import Explanation, explain, show_table
 from foreword.cli.forms import FormOptions, structured_output
 from foreword.cli.numbers import token_ids, whole_number
@@ -103,6 +105,7 @@ def generate(
     prompts: PromptOptions,
     sampling: SamplingOptions,
     form: FormOptions,
+    beams: BeamOptions,
     engine: EngineOptions,
     n: Annotated[
         int,
@@ -126,10 +129,13 @@ def generate(
     job = read_job(prompts)
     if sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=DEFAULT_MAX_TOKENS)
-    asked = structured_output(form)
-    params = sampling_params(sampling, n=n, logprobs=logprobs, structured_outputs=asked)
-    if check and logprobs is None:
-        params = replace(params, logprobs=0)  # so that their bits are compared, too
+    params: SamplingParams | BeamSearchParams | None
+    params = beam_params(beams, sampling, n, logprobs, explained)
+    if params is None:
+        asked = structured_output(form)
+        params = sampling_params(sampling, n=n, logprobs=logprobs, structured_outputs=asked)
+        if check and logprobs is None:
+            params = replace(params, logprobs=0)  # so that their bits are compared, too
     arguments = llm_arguments(engine, sampling.seed)
     ran = _run(model, arguments, job, params, prompts.chat, json, explained)
     results, outputs = ran.results, ran.outputs
@@ -138,13 +144,18 @@ def generate(
     comparison = None
     if check:
         with progress_bars(not json) as progress:
-            comparison = verify(model, arguments, params, results, progress)
+            if isinstance(params, BeamSearchParams):
+                comparison = verify_beams(model, arguments, params, results, progress)
+            else:
+                comparison = verify(model, arguments, params, results, progress)
     if json:
         _print_json(ran, logprobs is not None, comparison)
     elif comparison is not None:
-        note(f"plain decoding: {rate(comparison.plain_tokens_per_second)}")
+        if comparison.plain_tokens_per_second is not None:
+            note(f"plain decoding: {rate(comparison.plain_tokens_per_second)}")
         typer.echo(comparison.verdict)
-    failed = [output.error for output in outputs if output.error is not None]
+    errors = [one.error for one in outputs] + [getattr(one, "error", None) for one in results]
+    failed = [error for error in errors if error is not None]
     for error in failed:
         typer.echo(f"error: {error}", err=True)
     return int(bool(failed) or (comparison is not None and comparison.difference is not None))
@@ -189,7 +200,7 @@ def _run(
     model: str,
     arguments: dict[str, Any],
     job: Job,
-    params: SamplingParams,
+    params: SamplingParams | BeamSearchParams,
     chat: bool | None,
     quiet: bool,
     explained: bool,
@@ -202,9 +213,14 @@ def _run(
     try:
         job.chat = _wants_chat(llm, job, chat)
         started = time.monotonic()
-        alone = len(job.texts) + len(job.ids) == 1 and params.num_samples == 1
-        streamed = alone and not quiet and not explained
-        results = [_stream(llm, job, params)] if streamed else _batch(llm, job, params, quiet)
+        one = len(job.texts) + len(job.ids) == 1
+        streamed = False
+        if isinstance(params, BeamSearchParams):
+            results = _search(llm, job, params, quiet)
+        elif one and params.num_samples == 1 and not quiet and not explained:
+            results, streamed = [_stream(llm, job, params)], True
+        else:
+            results = _batch(llm, job, params, quiet)
         seconds = time.monotonic() - started
         ran = Ran(results, llm.engine.parts.drafter.name, seconds, streamed)
         if explained:
@@ -252,6 +268,20 @@ def _batch(llm: LLM, job: Job, params: SamplingParams, quiet: bool) -> list[Requ
     return results
 
 
+def _search(llm: LLM, job: Job, params: BeamSearchParams, quiet: bool) -> list[RequestOutput]:
+    """The best outputs of every prompt by beam search."""
+    prompts: list[Any] = list(job.ids or job.texts)
+    date = (job.date or today()) if job.chat else None
+    if job.chat:
+        prompts = [llm.encode_chat(talk, date=date) for talk in job.messages()]
+    results: list[RequestOutput] = []
+    with progress_bars(not quiet) as progress:
+        results += llm.beam_search(prompts, params, chat_date=date, progress=progress)
+    for result, text in zip(results, job.texts, strict=False):
+        result.prompt = text
+    return results
+
+
 def today() -> str:
     import datetime
 
@@ -261,6 +291,8 @@ def today() -> str:
 def _show(ran: Ran) -> None:
     """Texts (unless streamed already) to stdout; statistics and receipts to stderr."""
     outputs = ran.outputs
+    if not outputs:  # every search has failed
+        return
     texts = [output.text for output in outputs]
     if ran.explanation is not None:
         texts = ran.explanation.texts()
@@ -273,7 +305,10 @@ def _show(ran: Ran) -> None:
         if not ran.streamed:
             typer.echo(texts[0])
         note(speed_line(outputs[0]))
-    note(speculation_line(outputs, ran.drafter))
+    if "beam_search" in outputs[0].metrics:
+        note(beam_line(outputs))
+    else:
+        note(speculation_line(outputs, ran.drafter))
     if ran.explanation is not None:
         show_table(ran.explanation.rows)
     for output in outputs:

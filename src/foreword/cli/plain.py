@@ -71,7 +71,15 @@ def verify(
     for done, (number, result, output) in enumerate(samples):
         if progress is not None:
             progress("verifying", done, len(samples))
-        alone_params = replace(params, seed=output.seed, n=1, best_of=None, time_limit=None)
+        code = output.receipt["sampling"].get("arithmetic_code")
+        alone_params = replace(
+            params,
+            seed=output.seed,
+            n=1,
+            best_of=None,
+            time_limit=None,
+            arithmetic_code=code,
+        )
         if output.finish_reason == "timeout":  # compared as far as it went
             if not output.token_ids:
                 continue

@@ -182,7 +182,7 @@ class RecycleDrafter:
                 powers = [(share / top) ** (1.0 / temperature) for share in shares]
                 scale = 1.0 / sum(powers)
                 shares = [scale * power for power in powers]
-            if self._config.shared_noise:
+            if self._config.shared_noise and sequence.request.params.sampler == "gumbel":
                 ids, shares = self._ranked(sequence, ids, shares, level)
         trust = TRUST[size]
         return ids, [trust * share for share in shares], 16 * size

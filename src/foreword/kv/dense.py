@@ -118,6 +118,10 @@ class DenseStore:
     def free(self, sequence_id: str) -> None:
         self._runs.pop(sequence_id, None)
 
+    def keep(self, sequence_id: str, token_ids: SequenceOf[int]) -> None:
+        """As `free`: nothing is ever found again."""
+        self.free(sequence_id)
+
     def check(self) -> None:
         owner: dict[int, str] = {}
         for name, run in self._runs.items():

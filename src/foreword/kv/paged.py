@@ -12,7 +12,9 @@ A page is free, held (reference count = number of sequences using it) or cached 
 listed in the prefix index, used by nobody: evicted least recently used when room is needed). Only
 committed full blocks are listed, and `begin` never attaches a whole sequence: at least one token is
 computed again, because its logits are needed. Shared pages are full and so never written, except
-after `truncate`: the next `reserve` then copies the shared part or unlists the page.
+after `truncate`: the next `reserve` then copies the shared part or unlists the page. A sequence
+that leaves by `keep` lists its part-filled last page too, as a tail: whoever goes on from there
+copies it before it writes, so that any number may (beams do).
 
 With a sliding window nothing is freed early: an attached prefix is complete, and costs the memory.
 Duplicates are not merged: two sequences that compute one block at once hold a page each (the
@@ -119,7 +121,9 @@ class PagedStore:
             self._references[page] += 1
             holding.pages.append(page)
             holding.keys.append(key)
-        holding.length = holding.attached = len(holding.pages) * self.block_size
+        holding.length = len(holding.pages) * self.block_size
+        self._attach_tail(holding, token_ids)
+        holding.attached = holding.length
         holding.asked = len(token_ids)
         return holding.length
 
@@ -128,9 +132,11 @@ class PagedStore:
         holding = self._holdings[sequence_id]
         target = -(-(holding.length + rows) // self.block_size)  # pages for [0, length + rows)
         tail = holding.length % self.block_size if rows else 0
-        shared = tail > 0 and self._references[holding.pages[holding.length // self.block_size]] > 1
-        needed = target - len(holding.pages) + shared
-        if needed > len(self._free) + self._index.num_idle:
+        room = len(self._free) + self._index.num_idle - (target - len(holding.pages))
+        shared = tail > 0 and self._is_shared(
+            holding.pages[holding.length // self.block_size], room
+        )
+        if room < shared:
             return False
         self._release(holding, target)
         while len(holding.pages) < target:
@@ -174,10 +180,39 @@ class PagedStore:
         if holding is not None:
             self._release(holding, 0)
 
+    def keep(self, sequence_id: str, token_ids: SequenceOf[int]) -> None:
+        holding = self._holdings.get(sequence_id)
+        if holding is not None and self._caching:
+            self.truncate(sequence_id, holding.length)  # what was reserved goes
+            blocks, tail = divmod(holding.length, self.block_size)
+            if tail and blocks == len(holding.keys):
+                ids = token_ids[blocks * self.block_size : holding.length]
+                parent = holding.keys[-1] if holding.keys else holding.root
+                self._index.insert_tail(parent, ids, holding.pages[blocks])
+        self.free(sequence_id)
+
     # Pages -----------------------------------------------------------------------------------
 
     def _block(self, token_ids: SequenceOf[int], block: int) -> SequenceOf[int]:
         return token_ids[block * self.block_size : (block + 1) * self.block_size]
+
+    def _attach_tail(self, holding: _Holding, token_ids: SequenceOf[int]) -> None:
+        """After the full pages: what somebody left of the next one. Never the last token."""
+        parent = holding.keys[-1] if holding.keys else holding.root
+        rest = token_ids[holding.length : min(holding.length + self.block_size, len(token_ids)) - 1]
+        found = self._index.find_tail(parent, rest)
+        if found is not None:
+            page, length = found
+            if self._references[page] == 0:
+                self._index.unpark(page)
+            self._references[page] += 1
+            holding.pages.append(page)
+            holding.length += length
+
+    def _is_shared(self, page: int, room: int) -> bool:
+        """Whether the page must be copied before it is written: somebody reads it, or may come to
+        read it. The latter gives way where there is no page for the copy."""
+        return self._references[page] > 1 or (room > 0 and self._index.is_tail(page))
 
     def _allocate(self) -> int:
         page = self._free.pop() if self._free else self._index.evict()
@@ -205,9 +240,11 @@ class PagedStore:
             return
         holding.pages[block] = copy = self._allocate()
         holding.table = None
-        self._references[page] -= 1
         offsets = self._offsets[:tail]
         self.pool.move(page * self.block_size + offsets, copy * self.block_size + offsets)
+        self._references[page] -= 1
+        if self._references[page] == 0:
+            self._index.park(page)
 
     def _list_full_blocks(self, holding: _Holding, token_ids: SequenceOf[int]) -> None:
         if not self._caching:
