@@ -19,6 +19,8 @@ import numpy as np
 from foreword.errors import ForewordError
 from foreword.protocols import (
     Acceptor,
+    Approximate,
+    Choose,
     Drafter,
     KVStore,
     Model,
@@ -52,6 +54,7 @@ class Parts:
     builder: TreeBuilder
     sampler: Sampler
     acceptor: Acceptor
+    approximate: Callable[[Sequence], Approximate | None]  # for a request that asks; RequestError
     pace: Pace  # how many draft nodes a step may verify, and their price
     guard: Callable[[], AbstractContextManager[None]]  # pins host switches around a step
     clock: SourceClock = field(default_factory=SourceClock)  # the one the drafter was made with
@@ -67,9 +70,11 @@ class Engine:
         self._reader = parts.drafter if isinstance(parts.drafter, PromptReader) else None
 
     def add(self, request: Request) -> Sequence:
-        """Queue a request. RequestError if it can never fit."""
+        """Queue a request. RequestError if it can never fit, or asks for an acceptor it cannot
+        have."""
         sequence = Sequence(request, list(request.prompt_ids))
         sequence.sampler_state = self.parts.sampler.begin(request)
+        sequence.acceptor = self.parts.approximate(sequence)
         self.parts.scheduler.add(sequence)
         return sequence
 
@@ -125,7 +130,12 @@ class Engine:
         if any(map(len, tries)):
             rows = sum(entry.count for entry in plan.entries)
             budget = self.parts.pace.budget(sequences, rows, plan.draft_total, limits)
-            built = self.parts.builder.build(roots, tries, budget)
+            built = [
+                tree.with_laws(trie) if trie.laws else tree
+                for tree, trie in zip(
+                    self.parts.builder.build(roots, tries, budget), tries, strict=True
+                )
+            ]
         else:
             built = [DraftTree.root(root) for root in roots]
         trees = dict(zip((entry.sequence.id for entry in open_entries), built, strict=True))
@@ -192,8 +202,9 @@ class Engine:
 
     def _walk(self, sequence: Sequence, tree: DraftTree, logits: np.ndarray) -> Verdict:
         before = len(sequence.token_ids)
+        acceptor: Acceptor = sequence.acceptor or self.parts.acceptor
         try:
-            verdict = self.parts.acceptor.accept(tree, logits, self._chooser(sequence))
+            verdict = acceptor.accept(tree, logits, self._chooser(sequence))
         except ForewordError as error:  # this request's own trouble; the others go on
             sequence.error, sequence.finish_reason = error, "error"
             verdict = Verdict((), (), 0, True)
@@ -206,13 +217,14 @@ class Engine:
             stats.credit(tree.sources, sources)
         return verdict
 
-    def _chooser(self, sequence: Sequence) -> Callable[[np.ndarray], tuple[int, bool]]:
-        """Emits the next token of a sequence, exactly as plain decoding would at this position."""
+    def _chooser(self, sequence: Sequence) -> Choose:
+        """Emits the next token of a sequence, exactly as plain decoding would at this position, or
+        the one that the request's own acceptor lets through."""
 
-        def choose(row: np.ndarray) -> tuple[int, bool]:
-            choice = self.parts.sampler.choose(
-                row, sequence.request.params, sequence.sampler_state, sequence.num_output
-            )
+        def choose(row: np.ndarray, token: int | None = None) -> tuple[int, bool]:
+            given = () if token is None else (token,)
+            params, state = sequence.request.params, sequence.sampler_state
+            choice = self.parts.sampler.choose(row, params, state, sequence.num_output, *given)
             self.parts.sampler.advance(row, sequence.sampler_state, choice.token_id)
             sequence.token_ids.append(choice.token_id)
             if choice.logprobs is not None:

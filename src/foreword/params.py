@@ -84,6 +84,8 @@ class SamplingParams:
     logprobs: None = off, k = the chosen token's and the k highest log-probabilities;
     logprobs_mode: "raw" (of the model's own logits) or "processed" (of what is chosen from).
     prompt_logprobs: the same for the prompt's tokens, raw.
+    acceptance: a file of accept/; all but "exact" let drafts through that plain decoding would not
+    have chosen, and the result says "approximate". acceptance_options: its own settings.
     Raises RequestError naming the field.
     """
 
@@ -123,6 +125,8 @@ class SamplingParams:
     time_limit: float | None = None
     logprobs_mode: str = "raw"
     prompt_logprobs: int | None = None
+    acceptance: str = "exact"
+    acceptance_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -137,6 +141,22 @@ class SamplingParams:
         _check_int(self.n, "n", 1, MAX_SAMPLES)
         _check_int(self.max_tokens, "max_tokens", 1, None)
         _check_int(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
+        if not isinstance(self.acceptance, str) or not self.acceptance:
+            raise RequestError(
+                f"acceptance must be a name such as 'exact', got {self.acceptance!r}", "acceptance"
+            )
+        if self.acceptance_options is not None:
+            if not isinstance(self.acceptance_options, Mapping):
+                raise RequestError(
+                    f"acceptance_options must map names to values, got {self.acceptance_options!r}",
+                    "acceptance_options",
+                )
+            if self.acceptance == "exact":
+                raise RequestError(
+                    "acceptance_options have no effect in exact mode; name an acceptance or drop "
+                    "them",
+                    "acceptance_options",
+                )
         if self.top_p == 0.0:
             raise RequestError("top_p must be > 0; for greedy set temperature to 0", "top_p")
         if not isinstance(self.ignore_eos, bool):

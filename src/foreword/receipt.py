@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from foreword import machine
@@ -26,14 +26,17 @@ def ids_sha256(token_ids: SequenceOf[int]) -> str:
 def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None) -> dict[str, Any]:
     """Everything the tokens of `sequence` depend on, as plain data."""
     request, config = sequence.request, built.config
-    sampling = asdict(request.params)
+    sampling = asdict(replace(request.params, acceptance_options=None))  # may hold a model
+    given = request.params.acceptance_options
+    if given is not None:
+        sampling["acceptance_options"] = {key: _plain(value) for key, value in given.items()}
     for name in ("seed", "n", "logprobs"):
         del sampling[name]
     sampling["max_tokens"] = request.max_tokens
     receipt: dict[str, Any] = {
         "foreword": __version__,
         "numerics_version": NUMERICS_VERSION,
-        "exactness": "exact",
+        "exactness": sequence.exactness,
         "model": {
             "name": config.model,
             "sha256": built.fingerprint,
@@ -64,3 +67,8 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
     if chat_date is not None:
         receipt["chat_date"] = chat_date
     return receipt
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON can hold it: a function by its name."""
+    return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else value

@@ -109,6 +109,11 @@ def replay(
     llm, loaded = None, None
     try:
         for record in records:
+            named = record.receipt.get("exactness", "exact")
+            if named != "exact":
+                problem = f"cannot be re-derived: it is {named}; only exact results can"
+                yield Replayed(record.name, 0, problem, notes(record.receipt))
+                continue
             found = mismatches(record.receipt, here)
             if found:
                 problem = "cannot be re-derived here: " + "; ".join(found)

@@ -23,6 +23,7 @@ def output_json(
         "logprobs": logprobs_json(output) if logprobs else None,
         "finish_reason": output.finish_reason,
         "seed": output.seed,
+        "exactness": output.exactness,
         "metrics": output.metrics,
         "sources": output.sources,
         "error": output.error,

@@ -32,10 +32,15 @@ class CompiledSampler(GumbelSampler):
         self.rows = rows
 
     def choose(
-        self, row: Logits, params: SamplingParams, state: SamplerState, position: int
+        self,
+        row: Logits,
+        params: SamplingParams,
+        state: SamplerState,
+        position: int,
+        token: int | None = None,
     ) -> Choice:
-        if state.rules:
-            return super().choose(row, params, state, position)
+        if state.rules or token is not None:
+            return super().choose(row, params, state, position, token)
         (choice,) = self.choose_rows([(row, params, state, position)])
         if isinstance(choice, Exception):
             raise choice

@@ -22,6 +22,7 @@ Words = npt.NDArray[np.uint64]
 
 MASK = 2**64 - 1
 TOKENS, SAMPLE_SEEDS, REQUEST_SEEDS = 0, 1, 2  # streams: independent decisions of one seed
+ACCEPTANCE = 16  # coins of approximate acceptance
 
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -67,6 +68,13 @@ def request_seed(seed: int, number: int) -> int:
     """The seed of request `number` >= 0 of an engine with a seed. A stream of its own: it is not
     the seed of another request's sample either."""
     return philox((seed, REQUEST_SEEDS), (number, 0, 0, 0))[0]
+
+
+def coin(seed: int, position: int, number: int, since: int) -> float:
+    """A number in (0, 1) for approximate acceptance, independent of the noise of tokens and of the
+    coin of any other (position, number, since); all >= 0."""
+    word = philox((seed, ACCEPTANCE), (number, position, since, 0))[0]
+    return min(((word >> 11) + 0.5) * 2.0**-53, LARGEST_BELOW_ONE)
 
 
 def fresh_seed() -> int:

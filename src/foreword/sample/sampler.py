@@ -17,6 +17,7 @@ from foreword.errors import NonFiniteLogits
 from foreword.protocols import Logits, Rule
 from foreword.sample import filters, logprobs, noise, perturbed
 from foreword.sample.filters import Row
+from foreword.sample.law import Law, point, softmax
 from foreword.sample.portable import Floats, Ids
 from foreword.sample.rules import rules_of
 from foreword.types import Choice, Request, SamplingParams
@@ -45,16 +46,24 @@ class GumbelSampler:
             rule.advance(row, token)
 
     def choose(
-        self, row: Logits, params: SamplingParams, state: SamplerState, position: int
+        self,
+        row: Logits,
+        params: SamplingParams,
+        state: SamplerState,
+        position: int,
+        token: int | None = None,
     ) -> Choice:
-        """Token at output position `position` >= 0 from float32 `row` [vocab], any strides.
+        """Token at output position `position` >= 0 from float32 `row` [vocab], any strides; or
+        `token`, which someone else chose and no rule forbids.
 
         -inf marks ids that may not be chosen. Raises NonFiniteLogits on NaN, +inf or all -inf."""
         row = tidy(row)
         peak = float(row[peak_id(row, position)])
         open_row = processed(row, state, position)
         best = peak_id(open_row, position)
-        if temperature_of(params) == 0.0:
+        if token is not None:
+            assert open_row[token] > -np.inf, f"id {token} is masked at output position {position}"
+        elif temperature_of(params) == 0.0:
             token = best
         else:
             token = int(self._strongest(open_row, best, params, state, position, 1)[0][0])
@@ -81,6 +90,23 @@ class GumbelSampler:
             ids, scores = self._strongest(row, best, params, state, position, count + RIVALS)
             return hints(ids, scores, temperature, count)
         return _listed(ids, weights / total, count)
+
+    def law(self, row: Logits, params: SamplingParams, state: SamplerState, position: int) -> Law:
+        """The chance of each token that `choose` may give here, over all seeds."""
+        row = processed(tidy(row), state, position)
+        best = peak_id(row, position)
+        temperature = temperature_of(params)
+        if temperature == 0.0:
+            return point(best, len(row))
+        assert params.top_k is not None
+        assert params.top_p is not None
+        assert params.min_p is not None
+        peak = float(row[best])
+        ids = filters.kept(row, peak, temperature, params.top_k, params.top_p, params.min_p)
+        return softmax(row, ids, peak, temperature)
+
+    def coin(self, state: SamplerState, position: int, number: int, since: int = 0) -> float:
+        return noise.coin(state.seed, position, number, since)
 
     def _strongest(
         self,
