@@ -6,9 +6,12 @@ only be asked for when the walk has come to its node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from foreword.errors import RequestError
 from foreword.protocols import Logits, Sampler
 from foreword.sample.law import Law
 from foreword.types import SamplingParams, Sequence
@@ -33,6 +36,29 @@ class Odds:
         if params.temperature == 0.0:
             params = replace(params, temperature=1.0)
         return self._law(row, params)
+
+    def ahead(self, rows: SequenceOf[Logits], drafted: SequenceOf[int]) -> list[Law]:
+        """The laws at `rows` [n + 1]: now, and after each of n `drafted` tokens, as if they were
+        emitted. From the first token on that has no chance, the last law before it."""
+        sequence, state = self.sequence, self.copied_state()
+        params, position = sequence.request.params, sequence.num_output
+        laws = [self.sampler.law(rows[0], params, state, position)]
+        for count, token in enumerate(drafted, start=1):
+            if laws[-1].of(token) > 0.0 and len(laws) == count:
+                self.sampler.advance(rows[count - 1], state, token)
+                laws.append(self.sampler.law(rows[count], params, state, position + count))
+        return laws + laws[-1:] * (len(rows) - len(laws))
+
+    def copied_state(self) -> Any:
+        """The sampler's state, to be changed freely. RequestError where a rule cannot be copied."""
+        try:
+            return deepcopy(self.sequence.sampler_state)
+        except Exception as error:
+            raise RequestError(
+                f"acceptance {self.sequence.request.params.acceptance!r} looks ahead on a copy of "
+                f"the request's processors, and one cannot be copied ({error}); use 'ratio'",
+                "acceptance",
+            ) from None
 
     def coin(self, number: int) -> float:
         """Coin `number` >= 0 of the next position, in (0, 1)."""

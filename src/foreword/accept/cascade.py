@@ -32,6 +32,7 @@ from foreword.types import DraftTree, Verdict
 
 needs: frozenset[str] = frozenset({"law", "temperature"})
 draws = True
+keeps = False
 
 
 @dataclass(frozen=True, slots=True)

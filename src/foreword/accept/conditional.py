@@ -21,6 +21,7 @@ from foreword.types import DraftTree, Verdict
 
 needs: frozenset[str] = frozenset()
 draws = False
+keeps = False
 
 
 @dataclass(frozen=True, slots=True)

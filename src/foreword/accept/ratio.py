@@ -21,6 +21,7 @@ from foreword.types import DraftTree, Verdict
 
 needs: frozenset[str] = frozenset({"temperature"})
 draws = True
+keeps = True
 
 
 @dataclass(frozen=True, slots=True)

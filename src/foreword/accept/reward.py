@@ -27,6 +27,7 @@ from foreword.types import DraftTree, Verdict
 
 needs: frozenset[str] = frozenset()
 draws = True
+keeps = False
 
 Scorer = Callable[[SequenceOf[int], SequenceOf[int]], float]
 """(prompt ids + emitted ids, ids of the step) -> its reward, higher is better."""

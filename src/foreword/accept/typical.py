@@ -22,6 +22,7 @@ from foreword.types import DraftTree, Verdict
 
 needs: frozenset[str] = frozenset({"temperature"})
 draws = False
+keeps = False
 
 
 @dataclass(frozen=True, slots=True)
