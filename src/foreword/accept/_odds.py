@@ -72,11 +72,13 @@ class Odds:
 def exactness(name: str, config: Any, remark: str = "") -> str:
     """How results name an acceptor and the options in force."""
     values = [(item.name, getattr(config, item.name)) for item in fields(config)]
-    said = [f"{key}={spelled(value)}" for key, value in values if value != ()]
+    said = [f"{key}={spelled(value)}" for key, value in values]
     return " ".join(["approximate:", name, *said, *([f"({remark})"] if remark else [])])
 
 
 def spelled(value: Any) -> str:
     if callable(value):
         return getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, tuple):
+        return ",".join(map(spelled, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

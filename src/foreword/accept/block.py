@@ -54,7 +54,14 @@ class BlockAcceptor:
         laws = [tree.laws[node] for node in path]
         coins = [self._odds.coin(number) for number in range(len(path) + 1)]
         emitted = iter(verified(ahead, laws, drafted, coins))
-        return walk(tree, rows, choose, lambda node: next(emitted))
+
+        def pick(node: int) -> int:
+            token = next(emitted, None)
+            if token is None:  # the last token happens to be a draft that was not drawn
+                token = self._odds.law(rows[node]).draw(self._odds.coin(0))
+            return token
+
+        return walk(tree, rows, choose, pick)
 
 
 def verified(

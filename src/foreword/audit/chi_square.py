@@ -28,7 +28,7 @@ class Fit:
     @property
     def p_value(self) -> float:
         if self.freedom == 0:
-            return 1.0 if self.statistic == 0.0 else 0.0
+            return 0.0 if math.isinf(self.statistic) else 1.0
         return tail(self.statistic, self.freedom)
 
 

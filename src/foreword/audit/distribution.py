@@ -143,11 +143,15 @@ def measure(
             for i in range(draws)
         ]  # fmt: skip
         sequences = [llm.engine.add(request) for request in requests]
-        for sequence in _running(llm.engine, sequences):
-            if sequence.error is not None:
-                raise sequence.error
-            counts[sequence.token_ids[len(place.prompt_ids)]] += 1
-            llm.engine.abort(sequence)  # one token is all that is wanted
+        try:
+            for sequence in _running(llm.engine, sequences):
+                if sequence.error is not None:
+                    raise sequence.error
+                counts[sequence.token_ids[len(place.prompt_ids)]] += 1
+                llm.engine.abort(sequence)  # one token is all that is wanted
+        finally:
+            for sequence in sequences:
+                llm.engine.abort(sequence)
         found.exactness = sequences[0].exactness
         _enter(found, counts, place.law.chances / place.law.chances.sum())
         if progress is not None:

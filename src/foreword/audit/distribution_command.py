@@ -33,6 +33,7 @@ from foreword.audit.distribution import (
 from foreword.errors import ConfigError, RequestError
 from foreword.families import names
 from foreword.llm import LLM
+from foreword.model.weights.open import open_checkpoint
 from foreword.sample.noise import derive, fresh_seed
 from foreword.types import SamplingParams
 
@@ -47,6 +48,8 @@ class Size:
     max_tokens: int
 
 
+BATCH, NODES = 32, 6  # requests at once, draft nodes for each
+CONTEXT = 1024  # positions a measured request may use at most
 SIZES = {True: Size(2, 200, 2, 16), False: Size(4, 500, 4, 48)}  # by --quick
 
 
@@ -148,13 +151,21 @@ def run(options: DistributionOptions) -> int:
 
 
 def open_llm(options: DistributionOptions) -> LLM:
-    """Many requests at once, and a drafter that does not learn from one draw for the next."""
+    """Many requests at once, each with drafts whether they pay or not, from a drafter that does not
+    learn from one draw for the next."""
     method = options.drafters or ("auto" if options.draft_model is None else "model")
     if "," in method:
         raise ConfigError(f"--distribution measures with one drafter, got --drafters {method}")
-    plan: dict[str, Any] = {"method": method, "learning": False}
+    plan: dict[str, Any] = {
+        "method": method,
+        "learning": False,
+        "tree": "best_first",
+        "num_speculative_tokens": NODES,
+        "node_budget": NODES * BATCH,
+    }
     if options.draft_model is not None:
         plan["model"] = options.draft_model
+    shape = open_checkpoint(options.model, options.revision).config
     return LLM(
         options.model,
         speculative_config=plan,
@@ -166,9 +177,8 @@ def open_llm(options: DistributionOptions) -> LLM:
         device=options.device,
         threads=options.threads,
         kv_cache_dtype=options.kv_cache_dtype,
-        max_num_seqs=64,
-        max_num_batched_tokens=512,
-        max_model_len=1024,
+        max_num_seqs=BATCH,
+        max_model_len=min(CONTEXT, shape.max_position),
         generation_config="none",
     )
 
