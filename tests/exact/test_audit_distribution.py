@@ -63,8 +63,14 @@ class Options:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    plan = {"method": "model", "model": str(apparatus.drafter_noise(num_layers=1, noise=0.06)),
-            "num_speculative_tokens": 2, "learning": False, "tree": "chain", "node_budget": 64}  # fmt: skip
+    plan = {
+        "method": "model",
+        "model": str(apparatus.drafter_noise(num_layers=1, noise=0.06)),
+        "num_speculative_tokens": 2,
+        "learning": False,
+        "tree": "chain",
+        "node_budget": 64,
+    }
     with LLM(
         str(apparatus.target(num_layers=1)),
         numerics="float32",
@@ -107,6 +113,7 @@ def test_a_mode_that_keeps_the_distribution_fits_too(llm, places):
     found = measure(llm, places, mode("ratio"), DRAWS, 2)
     assert found.exactness == "approximate: ratio (distribution kept)"
     assert found.fits_law
+    assert found.drafted == found.whole.num_draws
 
 
 def test_a_mode_that_does_not_is_measured_far_off(llm, places):

@@ -29,7 +29,7 @@ from foreword.sample.noise import derive, request_seed
 from foreword.types import DraftTree, Request, SamplingParams, Sequence, Verdict
 
 ALPHA, POWER = 1e-4, 0.99
-CLOSEST = 3  # tokens between two visited positions, the first of them at the prompt's end
+STRIDE = 8  # tokens between two visited positions, the first of them at the prompt's end
 
 Progress = Callable[[str, int, int], None]
 
@@ -54,7 +54,7 @@ class Place:
 @dataclass(slots=True)
 class Measured:
     """What the draws of one mode look like. `floor`: the mean total variation that so many draws
-    from the right law would show."""
+    from the right law would show. `drafted`: draws at which a draft stood."""
 
     name: str
     exactness: str
@@ -62,6 +62,7 @@ class Measured:
     variation: list[float] = field(default_factory=list)  # per place
     floor: list[float] = field(default_factory=list)
     fits: list[Fit] = field(default_factory=list)
+    drafted: int = 0
 
     @property
     def whole(self) -> Fit:
@@ -103,7 +104,7 @@ def visit(
     """Up to `each` places on the plain continuation of each prompt (ids), fewer where it ends."""
     engine, places = llm.engine, []
     for number, prompt in enumerate(prompts):
-        length = min((each - 1) * CLOSEST + 1, llm.built.context - len(prompt) - 1)
+        length = min((each - 1) * STRIDE + 1, llm.built.context - len(prompt) - 1)
         request = Request(
             f"visit-{number}",
             tuple(prompt),
@@ -116,7 +117,7 @@ def visit(
         recorder = sequence.acceptor = Recorder(Odds(engine.parts.sampler, sequence))
         for _ in _running(engine, [sequence]):
             pass
-        for at in range(0, len(recorder.laws), CLOSEST):
+        for at in range(0, len(recorder.laws), STRIDE):
             ids = tuple(sequence.token_ids[: len(prompt) + at])
             places.append(Place(ids, recorder.laws[at]))
     return places
@@ -148,6 +149,7 @@ def measure(
                 if sequence.error is not None:
                     raise sequence.error
                 counts[sequence.token_ids[len(place.prompt_ids)]] += 1
+                found.drafted += sequence.stats.num_drafted > 0
                 llm.engine.abort(sequence)  # one token is all that is wanted
         finally:
             for sequence in sequences:

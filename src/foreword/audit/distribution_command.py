@@ -266,17 +266,18 @@ def lines(
         f"next tokens: {head['draws']} seeds at each of {head['places']} positions; total "
         "variation from the exact probabilities;",
         f"  'chance' is what so many draws from the right law show on average; alpha {ALPHA:g}; "
-        f"'visible' is the bias found with power {POWER:g}",
+        f"'visible' is the bias found with power {POWER:g};",
+        "  'drafted' is the share of draws at which a draft stood",
         "",
         f"{'acceptance':<24} {'TV':>7} {'largest':>8} {'chance':>7} {'chi-square':>11} {'df':>6} "
-        f"{'p':>8} {'visible':>8}",
+        f"{'p':>8} {'visible':>8} {'drafted':>8}",
     ]
     for one in found:
         fit = one.whole
         out.append(
             f"{one.name:<24} {mean(one.variation):7.4f} {max(one.variation):8.4f} "
             f"{mean(one.floor):7.4f} {fit.statistic:11.1f} {fit.freedom:6d} {fit.p_value:8.2g} "
-            f"{one.visible:8.3f}"
+            f"{one.visible:8.3f} {one.drafted / fit.num_draws:8.2f}"
         )
     scored = texts[0].score is not None
     out += [
@@ -336,6 +337,7 @@ def as_data(
                 "chi_square": one.whole.statistic,
                 "freedom": one.whole.freedom,
                 "p_value": one.whole.p_value,
+                "drafted": one.drafted / one.whole.num_draws,
                 "visible_total_variation": one.visible,
             }
             for one in found
