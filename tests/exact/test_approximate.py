@@ -13,6 +13,7 @@ from accepting import OPTIONS
 from foreword.audit.command import run as run_audit
 from foreword.audit.replay import read_records, replay
 from foreword.cli.as_json import output_json
+from foreword.cli.statistics import receipt_line
 from foreword.errors import RequestError
 from foreword.families import names
 from foreword.llm import LLM
@@ -124,6 +125,7 @@ def test_a_result_says_it_in_json_and_cannot_be_replayed(llm: LLM, tmp_path, cap
     assert entry["exactness"].startswith("approximate: reward scorer=")
     assert entry["receipt"]["sampling"]["acceptance"] == "reward"
     assert entry["receipt"]["sampling"]["acceptance_options"] == {"scorer": scorer.__qualname__}
+    assert "[approximate: reward scorer=" in receipt_line(entry["receipt"])
     (outcome,) = replay(str(apparatus.target(num_layers=1)), read_records(path))
     assert outcome.problem is not None
     assert "it is approximate: reward" in outcome.problem

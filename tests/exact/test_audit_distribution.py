@@ -214,7 +214,11 @@ def test_the_command_calls_a_bias_by_name_with_status_1(small, monkeypatch, caps
     options = Options(str(apparatus.target(num_layers=1)), acceptance=["ratio"], prompt=["red"],
                       drafters="ngram", json=True)  # fmt: skip
     assert run(options) == 1
-    data = json.loads(capsys.readouterr().out)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    data = json.loads(capsys.readouterr().out, parse_constant=refuse)
     assert data["biased"] == ["ratio"]
     assert data["verdict"].startswith("biased: ratio")
     assert [one["acceptance"] for one in data["distribution"]] == ["exact", "ratio"]

@@ -22,6 +22,7 @@ from foreword.accept._odds import Odds
 from foreword.accept._walk import walk
 from foreword.audit.chi_square import Fit, expected_variation, goodness, together, visible_variation
 from foreword.engine import Engine
+from foreword.errors import RequestError
 from foreword.llm import LLM
 from foreword.protocols import Choose, Logits
 from foreword.sample.law import Law
@@ -222,7 +223,7 @@ def write(
         outputs = [result.outputs[0] for result in llm.generate(asked, params)]
         for output in outputs:
             if output.error is not None:
-                raise RuntimeError(f"{mode.name}: {output.error}")
+                raise RequestError(f"{mode.name}: {output.error}", "acceptance")
         ids = [output.token_ids for output in outputs]
         likely = np.array([(one.cumulative_logprob or 0.0) / len(one.token_ids) for one in outputs])
         speed = [one.metrics["speculative_decoding"] for one in outputs]

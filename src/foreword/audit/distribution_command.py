@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -334,7 +335,7 @@ def as_data(
                 "keeps_distribution": one.keeps,
                 "total_variation": one.variation,
                 "expected_by_chance": one.floor,
-                "chi_square": one.whole.statistic,
+                "chi_square": finite(one.whole.statistic),
                 "freedom": one.whole.freedom,
                 "p_value": one.whole.p_value,
                 "drafted": one.drafted / one.whole.num_draws,
@@ -342,8 +343,13 @@ def as_data(
             }
             for one in found
         ],
-        "texts": [asdict(text) for text in texts],
+        "texts": [{key: finite(value) for key, value in asdict(text).items()} for text in texts],
     }
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity (an outcome that cannot be) and no NaN (the error of one text)."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def mean(values: list[float]) -> float:
