@@ -1,4 +1,4 @@
-"""`Sampler.law` is what `choose` draws from; `coin` is a stream of its own; a token that is given is
+"""`Sampler.law` is what `choose` draws from, `coin` a stream of its own; a token that is given is
 emitted with the logprobs it would have had."""
 
 from __future__ import annotations
