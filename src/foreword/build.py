@@ -7,8 +7,6 @@ An unknown name is an error that lists the folder.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +14,7 @@ from typing import Any
 
 from foreword import machine
 from foreword.accept import exact
+from foreword.acceptance import acceptor_of
 from foreword.config import EngineConfig, from_options
 from foreword.cost import measure
 from foreword.draft import _bigrams, _forms
@@ -23,6 +22,8 @@ from foreword.draft._ahead import Ahead
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine, Parts
 from foreword.errors import ConfigError, KernelUnavailable
+from foreword.families import member as member
+from foreword.families import names as names
 from foreword.fit import context_of, kv_format, slots_of
 from foreword.kernels import _defaults
 from foreword.kernels.cpu import CpuKernels, native_rows
@@ -49,21 +50,6 @@ from foreword.types import SourceClock
 NUMERICS_VERSION = 1  # raised by any change that moves a bit of the logits
 
 Progress = Callable[[str, int, int], None]  # (what, done, total; 0 = unknown)
-
-
-def names(family: str) -> list[str]:
-    """The members of a folder (draft, tree, kv, accept, kernels), by file name."""
-    package = importlib.import_module(f"foreword.{family}")
-    found = [item.name for item in pkgutil.iter_modules(package.__path__)]
-    helpers = {"kernels": {"ops", "guard"}, "kv": {"pool", "prefix"}}.get(family, set())
-    return sorted(name for name in found if not name.startswith("_") and name not in helpers)
-
-
-def member(family: str, name: str) -> Any:
-    """The module behind a name; ConfigError lists what there is."""
-    if name not in names(family):
-        raise ConfigError(f"no {family}/{name}; there is: {', '.join(names(family))}")
-    return importlib.import_module(f"foreword.{family}.{name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +203,7 @@ def assemble(
             builder=builder,
             sampler=sampler,
             acceptor=exact.make(),
+            approximate=partial(acceptor_of, sampler=sampler, drafter=drafter),
             pace=_pace(config, builder, model, kv) if drafts else FixedPace(lambda _: 0),
             guide=_forms.FormGuide(),
             guard=model.kernels.step_guard,

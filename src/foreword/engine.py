@@ -19,6 +19,8 @@ import numpy as np
 from foreword.errors import ForewordError
 from foreword.protocols import (
     Acceptor,
+    Approximate,
+    Choose,
     Drafter,
     Guide,
     KVStore,
@@ -55,6 +57,7 @@ class Parts:
     builder: TreeBuilder
     sampler: Sampler
     acceptor: Acceptor
+    approximate: Callable[[Sequence], Approximate | None]  # for a request that asks; RequestError
     pace: Pace  # how many draft nodes a step may verify, and their price
     guide: Guide  # fits drafts to the forms that requests ask for
     guard: Callable[[], AbstractContextManager[None]]  # pins host switches around a step
@@ -75,9 +78,11 @@ class Engine:
         self, request: Request, emitted: SequenceOf[int] = (), arrival: int | None = None
     ) -> Sequence:
         """Queue a request, as if it had emitted some tokens already (their logit rows are not
-        known) and had come at an earlier `arrival`. RequestError if it can never fit."""
+        known) and had come at an earlier `arrival`. RequestError if it can never fit, or asks for
+        an acceptor it cannot have."""
         sequence = Sequence(request, [*request.prompt_ids, *emitted])
         sequence.sampler_state = self.parts.sampler.begin(request)
+        sequence.acceptor = self.parts.approximate(sequence)
         for token in emitted:
             self.parts.sampler.advance(NO_ROW, sequence.sampler_state, token)
         self.parts.scheduler.add(sequence, arrival)
@@ -155,7 +160,12 @@ class Engine:
         if any(map(len, tries)):
             rows = sum(entry.count for entry in plan.entries)
             budget = self.parts.pace.budget(sequences, rows, plan.draft_total, limits)
-            built = self.parts.builder.build(roots, tries, budget)
+            built = [
+                tree.with_laws(trie) if trie.laws else tree
+                for tree, trie in zip(
+                    self.parts.builder.build(roots, tries, budget), tries, strict=True
+                )
+            ]
         else:
             built = [DraftTree.root(root) for root in roots]
         trees = {
@@ -247,8 +257,9 @@ class Engine:
 
     def _walk(self, sequence: Sequence, tree: DraftTree, logits: np.ndarray) -> Verdict:
         before = len(sequence.token_ids)
+        acceptor: Acceptor = sequence.acceptor or self.parts.acceptor
         try:
-            verdict = self.parts.acceptor.accept(tree, logits, self._chooser(sequence))
+            verdict = acceptor.accept(tree, logits, self._chooser(sequence))
         except ForewordError as error:  # this request's own trouble; the others go on
             sequence.error, sequence.finish_reason = error, "error"
             verdict = Verdict((), (), 0, True)
@@ -261,13 +272,14 @@ class Engine:
             stats.credit(tree.sources, sources)
         return verdict
 
-    def _chooser(self, sequence: Sequence) -> Callable[[np.ndarray], tuple[int, bool]]:
-        """Emits the next token of a sequence, exactly as plain decoding would at this position."""
+    def _chooser(self, sequence: Sequence) -> Choose:
+        """Emits the next token of a sequence, exactly as plain decoding would at this position, or
+        the one that the request's own acceptor lets through."""
 
-        def choose(row: np.ndarray) -> tuple[int, bool]:
-            choice = self.parts.sampler.choose(
-                row, sequence.request.params, sequence.sampler_state, sequence.num_output
-            )
+        def choose(row: np.ndarray, token: int | None = None) -> tuple[int, bool]:
+            given = () if token is None else (token,)
+            params, state = sequence.request.params, sequence.sampler_state
+            choice = self.parts.sampler.choose(row, params, state, sequence.num_output, *given)
             self.parts.sampler.advance(row, sequence.sampler_state, choice.token_id)
             sequence.token_ids.append(choice.token_id)
             if choice.logprobs is not None:

@@ -89,6 +89,7 @@ class CompletionOutput:
     sources: list[str] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
     error: str | None = None
+    exactness: str = "exact"  # or "approximate: ...", where the request asked for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ def completion(
         sources=list(sequence.sources),
         text_offsets=sample.stream.offsets(),
         error=None if sequence.error is None else str(sequence.error),
+        exactness=sequence.exactness,
     )
 
 
@@ -166,6 +168,7 @@ def _metrics(sample: Sample) -> dict[str, Any]:
         "time_to_first_token_ms": (first - sample.started) * 1e3,
         "generation_time_ms": (sample.ended - sample.started) * 1e3,
         "tokens_per_second": later / decode if decode > 0 and later > 0 else None,
+        "exactness": sample.sequence.exactness,
         "speculative_decoding": speculation_metrics(sample.sequence.stats),
     }
 

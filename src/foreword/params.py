@@ -149,6 +149,8 @@ class SamplingParams:
     logprobs: None = off, k = the chosen token's and the k highest log-probabilities, at most
     MAX_LOGPROBS; logprobs_mode: "raw" (of the model's own logits) or "processed" (of what is chosen
     from: sample/logprobs.py). prompt_logprobs: the same for the prompt's tokens, always raw.
+    acceptance: a file of accept/; all but "exact" let drafts through that plain decoding would not
+    have chosen, and the result says "approximate". acceptance_options: its own settings.
     Raises RequestError naming the field.
     """
 
@@ -190,6 +192,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     sampler: str = "gumbel"
     arithmetic_code: float | None = None
+    acceptance: str = "exact"
+    acceptance_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -227,6 +231,22 @@ class SamplingParams:
         _check(self.time_limit, "time_limit", 0.0, math.inf)
         if self.time_limit == 0.0:
             raise RequestError("time_limit must be > 0 seconds, or None for none", "time_limit")
+        if not isinstance(self.acceptance, str) or not self.acceptance:
+            raise RequestError(
+                f"acceptance must be a name such as 'exact', got {self.acceptance!r}", "acceptance"
+            )
+        if self.acceptance_options is not None:
+            if not isinstance(self.acceptance_options, Mapping):
+                raise RequestError(
+                    f"acceptance_options must map names to values, got {self.acceptance_options!r}",
+                    "acceptance_options",
+                )
+            if self.acceptance == "exact":
+                raise RequestError(
+                    "acceptance_options have no effect in exact mode; name an acceptance or drop "
+                    "them",
+                    "acceptance_options",
+                )
         if self.top_p == 0.0:
             raise RequestError("top_p must be > 0; for greedy set temperature to 0", "top_p")
         for name in ("ignore_eos", "include_stop_str_in_output"):
@@ -299,6 +319,12 @@ class SamplingParams:
         if self.sampler not in SAMPLERS:
             known = ", ".join(SAMPLERS)
             raise RequestError(f"sampler must be one of {known}; got {self.sampler!r}", "sampler")
+        if self.sampler != "gumbel" and self.acceptance != "exact":
+            raise RequestError(
+                f"acceptance {self.acceptance!r} needs sampler 'gumbel', not {self.sampler!r}; "
+                "drop one of them",
+                "acceptance",
+            )
         code = self.arithmetic_code
         if code is None:
             return

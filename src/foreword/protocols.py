@@ -6,8 +6,8 @@ file builds the object. tests/contract lists the folders and runs every promise 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
 from collections.abc import Sequence as SequenceOf
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -27,6 +27,7 @@ from foreword.types import (
 
 if TYPE_CHECKING:
     from foreword.model.batch import Batch
+    from foreword.sample.law import Law
 
 Logits = np.ndarray  # float32 [rows, vocab] or one row [vocab]
 
@@ -50,6 +51,15 @@ class Drafter(Protocol):
 
     def end(self, sequence: Sequence) -> None:
         """The sequence leaves (finished, aborted or preempted); release everything held for it."""
+
+
+@runtime_checkable
+class DrawingDrafter(Protocol):
+    """A drafter with a distribution of its own. For a sequence with `draws` it proposes one path:
+    each node a draw, by a fresh coin, from a law written down in `Trie.laws`; whether a node is
+    proposed, and with what score, may depend on the tokens above it, never on its own."""
+
+    draws: bool  # true
 
 
 @runtime_checkable
@@ -185,11 +195,27 @@ class Sampler(Protocol):
     def begin(self, request: Request) -> Any:
         """The state of a request before its first token."""
 
-    def choose(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Choice:
-        """The token at output position `position` (0-based). Raises NonFiniteLogits."""
+    def choose(
+        self,
+        row: Logits,
+        params: SamplingParams,
+        state: Any,
+        position: int,
+        token: int | None = None,
+    ) -> Choice:
+        """The token at output position `position` (0-based): the sampler's own, or `token`, which
+        an approximate acceptor lets through. Raises NonFiniteLogits."""
 
     def advance(self, row: Logits, state: Any, token: int) -> None:
         """`token`, chosen from `row`, has been emitted; called once for each, in order."""
+
+    def law(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Law:
+        """The chance of each token at this position over all seeds; 0 for what rules mask or
+        filters drop. Raises NonFiniteLogits."""
+
+    def coin(self, state: Any, position: int, number: int, since: int = 0) -> float:
+        """A number in (0, 1), a function of the request's seed and of these, uniform over seeds;
+        independent of every other and of the noise of `choose`."""
 
     def rank(
         self, row: Logits, params: SamplingParams, state: Any, position: int, count: int
@@ -340,14 +366,29 @@ class CompiledRows(RowOps, Protocol):
 NON_FINITE, ALL_MASKED, OVERFLOWED, NONE_LEFT = 1, 2, 3, 4
 
 
+class Choose(Protocol):
+    """Emits the next token of a sequence."""
+
+    def __call__(self, row: Logits, token: int | None = None) -> tuple[int, bool]:
+        """The token that plain decoding chooses from `row`, or `token` in its place; and whether
+        the request ends with it."""
+
+
 class Acceptor(Protocol):
     """Walks a tree with the target's own choice."""
 
     name: str
 
-    def accept(
-        self, tree: DraftTree, rows: Logits, choose: Callable[[Logits], tuple[int, bool]]
-    ) -> Verdict:
+    def accept(self, tree: DraftTree, rows: Logits, choose: Choose) -> Verdict:
         """`rows` [nodes, vocab]: logits after each node. `choose(row)` emits the next token and
         says whether the request ends with it; called once per emitted token, in order. At least one
         token."""
+
+
+class Approximate(Acceptor, Protocol):
+    """The acceptor of one request that asked for it: lets through tokens that the target did not
+    choose, by `choose(row, token)`. Never one that `Sampler.law` gives no chance (at temperature 0:
+    of temperature 1). May keep a state from tree to tree."""
+
+    exactness: str  # "approximate: ..." as receipts and results name it
+    draws: bool  # wants drafts that are draws, see DrawingDrafter

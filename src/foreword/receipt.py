@@ -40,6 +40,9 @@ def as_json(params: SamplingParams) -> dict[str, Any]:
         form = asdict(params.structured_outputs).items()
         given = {key: value for key, value in form if value not in (None, False)}
         found["structured_outputs"] = given
+    if params.acceptance_options is not None:
+        options = params.acceptance_options.items()
+        found["acceptance_options"] = {key: _plain(value) for key, value in options}
     if params.logit_bias is not None:
         found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
     return {
@@ -70,7 +73,7 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
     receipt: dict[str, Any] = {
         "foreword": __version__,
         "numerics_version": NUMERICS_VERSION,
-        "exactness": "exact",
+        "exactness": sequence.exactness,
         "model": {
             "name": config.model,
             "sha256": built.fingerprint,
@@ -117,3 +120,8 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
     if chat_date is not None:
         receipt["chat_date"] = chat_date
     return receipt
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON can hold it: a function by its name."""
+    return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,8 @@ from foreword.params import SamplingParams as SamplingParams
 if TYPE_CHECKING:
     import numpy as np
 
-    from foreword.protocols import Grammar
+    from foreword.protocols import Approximate, Grammar
+    from foreword.sample.law import Law
 
 FinishReason = Literal["stop", "length", "timeout", "abort", "error"]
 
@@ -145,10 +146,21 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     scout: Any = None  # filled by the guide from Grammar.scout, for a request with a form
+    acceptor: Approximate | None = None  # its own one, where it asked for it; filled by engine
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def exactness(self) -> str:
+        """ "exact", or "approximate: ..." and how."""
+        return "exact" if self.acceptor is None else self.acceptor.exactness
+
+    @property
+    def draws(self) -> bool:
+        """Its drafts should be draws from the drafter's own distribution (Trie.laws)."""
+        return self.acceptor is not None and self.acceptor.draws
 
     @property
     def num_prompt(self) -> int:
@@ -183,7 +195,7 @@ class Trie:
     Node i holds `tokens[i]`; `parents[i]` is -1 (child of the root) or an index < i. `scores[i]` in
     (0, 1] is the chance that i is accepted *given that its parent is*; `add` merges equal siblings.
     `evidence[i]`: what the score rests on, in the source's own small whole numbers (a match length,
-    a rank); calibration keeps a count for each.
+    a rank); calibration keeps a count for each. `laws[i]`: what i was drawn from, where it was.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -191,6 +203,7 @@ class Trie:
     scores: list[float] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     evidence: list[int] = field(default_factory=list)
+    laws: dict[int, Law] = field(default_factory=dict)
     _index: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -234,6 +247,7 @@ class DraftTree:
     tokens: tuple[int, ...]  # [nodes]; tokens[0] = last committed token
     parents: tuple[int, ...]  # [nodes]; parents[0] = -1, parents[i] < i
     sources: tuple[str, ...]  # [nodes]; sources[0] = ""
+    laws: dict[int, Law] = field(default_factory=dict, compare=False, repr=False)  # as Trie.laws
     _index: dict[tuple[int, int], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -257,6 +271,18 @@ class DraftTree:
             node = None if node is None else self.child(node, token)
             sources.append("" if node is None else self.sources[node])
         return sources
+
+    def with_laws(self, trie: Trie) -> DraftTree:
+        """This tree with what the nodes it took from `trie` were drawn from."""
+        moved: list[int | None] = [-1]
+        laws = {}
+        for node in range(1, len(self)):
+            above = moved[self.parents[node]]
+            found = None if above is None else trie.child(above, self.tokens[node])
+            moved.append(found)
+            if found in trie.laws:
+                laws[node] = trie.laws[found]
+        return replace(self, laws=laws)
 
     @staticmethod
     def root(token: int) -> DraftTree:

@@ -186,6 +186,30 @@ def test_audit_hands_over_its_options(cli, tiny_path, monkeypatch):
     assert (options.drafters, options.seed, options.replay) == ("ngram,none", 8000, None)
 
 
+def test_audit_distribution_hands_over_its_options(cli, tiny_path, monkeypatch):
+    from foreword.audit import distribution_command
+
+    seen = []
+    monkeypatch.setattr(distribution_command, "run", lambda options: seen.append(options) or 0)
+    ran = cli(
+        *("audit", tiny_path, "--distribution", "--acceptance", "typical:epsilon=0.2"),
+        *("--acceptance", "ratio", "--prompts", "p.txt", "--scorer", "a:b"),
+        *("--temperature", "0.7", "--draws", "1k"),
+    )
+    assert ran.status == 0
+    (options,) = seen
+    assert options.acceptance == ["typical:epsilon=0.2", "ratio"]
+    assert (str(options.prompts), options.scorer) == ("p.txt", "a:b")
+    assert (options.temperature, options.draws) == (0.7, 1000)
+
+
+@pytest.mark.parametrize("name", ["acceptance", "prompts", "scorer", "temperature", "draws"])
+def test_audit_options_of_distribution_do_nothing_elsewhere(cli, tiny_path, name):
+    ran = cli("audit", tiny_path, f"--{name}", "1")
+    assert ran.status == 1
+    assert f"--{name} goes with --distribution" in ran.err
+
+
 def test_what_generate_writes_is_what_audit_replays(cli, tiny_path, tmp_path):
     words = ("--prompt", "abcabc", "--n", 2, "--max-tokens", 8, "--ignore-eos", "--json")
     file = tmp_path / "result.json"

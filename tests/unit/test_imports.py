@@ -22,12 +22,13 @@ PACKAGE = SOURCE / "foreword"
 
 # A module may import modules of a lower level and of its own room, nothing else.
 LEVELS = {
-    "errors": 0, "params": 0, "types": 0, "protocols": 0, "config": 0, "machine": 0, "version": 0,
+    "errors": 0, "families": 0, "params": 0, "types": 0, "protocols": 0, "config": 0,
+    "machine": 0, "version": 0,
     "text": 1, "scheduler": 1, "kernels": 1,
     "sample": 2, "kv": 2, "model": 2,
     "draft": 3, "tree": 3, "accept": 3, "verify": 3,
     "engine": 4,
-    "fit": 3, "cost": 3, "pace": 4, "build": 5,
+    "fit": 3, "cost": 3, "pace": 4, "acceptance": 4, "build": 5,
     "outputs": 6, "prompts": 6, "receipt": 6, "echo": 7, "beam": 7, "llm": 8,
     "serve": 9, "bench": 9, "audit": 9, "cli": 10,
     "": 11, "__main__": 11,

@@ -8,9 +8,7 @@ both are inside `choose`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from foreword.protocols import Logits
+from foreword.protocols import Choose, Logits
 from foreword.types import DraftTree, Verdict
 
 
@@ -19,9 +17,7 @@ class ExactAcceptor:
 
     name = "exact"
 
-    def accept(
-        self, tree: DraftTree, rows: Logits, choose: Callable[[Logits], tuple[int, bool]]
-    ) -> Verdict:
+    def accept(self, tree: DraftTree, rows: Logits, choose: Choose) -> Verdict:
         """`rows` float32 [nodes, vocab]; `choose` is called once per emitted token, in order."""
         assert len(rows) == len(tree), (len(rows), len(tree))
         tokens: list[int] = []

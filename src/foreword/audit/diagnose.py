@@ -13,6 +13,7 @@ from foreword.audit.drive import Answer, run_plain, run_setting
 from foreword.audit.laboratory import Laboratory
 from foreword.audit.settings import Setting
 from foreword.protocols import Logits, Sampler
+from foreword.sample.law import Law
 from foreword.types import Choice, Request, SamplingParams, Sequence, TokenLogprobs
 
 
@@ -30,10 +31,23 @@ class Recorder:
         self._states.append(state)
         return state
 
-    def choose(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Choice:
+    def choose(
+        self,
+        row: Logits,
+        params: SamplingParams,
+        state: Any,
+        position: int,
+        token: int | None = None,
+    ) -> Choice:
         if position == self._position:
             self._rows[id(state)] = row.copy()
-        return self._inner.choose(row, params, state, position)
+        return self._inner.choose(row, params, state, position, token)
+
+    def law(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Law:
+        return self._inner.law(row, params, state, position)
+
+    def coin(self, state: Any, position: int, number: int, since: int = 0) -> float:
+        return self._inner.coin(state, position, number, since)
 
     def advance(self, row: Logits, state: Any, token: int) -> None:
         self._inner.advance(row, state, token)

@@ -112,6 +112,11 @@ def replay(
     llm, loaded = None, None
     try:
         for record in records:
+            named = record.receipt.get("exactness", "exact")
+            if named != "exact":
+                problem = f"cannot be re-derived: it is {named}; only exact results can"
+                yield Replayed(record.name, 0, problem, notes(record.receipt))
+                continue
             found = mismatches(record.receipt, here)
             if "not_replayable" in record.receipt:
                 found.append(f"the tokens depend on {record.receipt['not_replayable']}, which no "

@@ -31,6 +31,7 @@ def output_json(
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
         "seed": output.seed,
+        "exactness": output.exactness,
         "metrics": output.metrics,
         "sources": output.sources,
         "error": output.error,

@@ -10,6 +10,7 @@ import typer
 
 from foreword.cli.numbers import whole_number
 from foreword.cli.options import Json, Model
+from foreword.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -59,11 +60,53 @@ class Options:
         int | None,
         typer.Option("--seed", parser=whole_number, metavar="N", help="Unset: drawn, printed."),
     ] = None
+    distribution: Annotated[
+        bool,
+        typer.Option(
+            "--distribution", help="Compare what is drawn with the model's own probabilities."
+        ),
+    ] = False
+    acceptance: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--acceptance",
+            metavar="NAME[:KEY=VALUE,...]",
+            help="With --distribution: of accept/, beside exact. Default: all that can run.",
+        ),
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help="With --distribution: prompts, one a line."),
+    ] = None
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            "--scorer",
+            metavar="MODULE:FUNCTION",
+            help="With --distribution: (prompt, text) -> a number, higher is better.",
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="With --distribution. Default: 1.")
+    ] = None
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            "--draws", parser=whole_number, metavar="N", help="With --distribution: per position."
+        ),
+    ] = None
     json: Json = False
 
 
 def audit(options: Options) -> int:
     """Prove on this machine that nothing moves a bit: replay requests under many settings."""
+    if options.distribution:
+        from foreword.audit.distribution_command import run as run_distribution
+
+        return run_distribution(options)
+    for name in ("acceptance", "prompts", "scorer", "temperature", "draws"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name} goes with --distribution; add it, or leave --{name} out")
     from foreword.audit.command import run
 
     return run(options)

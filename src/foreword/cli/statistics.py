@@ -48,14 +48,16 @@ def receipt_line(receipt: dict[str, Any]) -> str:
     model, numerics = receipt["model"], receipt["numerics"]
     mode = "-".join(filter(None, (numerics["mode"], numerics["quantization"])))
     backend = "-".join(filter(None, (numerics["backend"], numerics["isa"])))
-    parts = (
+    parts = [
         f"{model['name']}@{model['sha256'][:12]}",
         f"{backend}/{mode}/{numerics['kv_format']}/{numerics['device']}",
         receipt["machine"],
         f"seed {receipt['seed']}",
         f"prompt {receipt['prompt_sha256'][:12]}",
         f"tokens {receipt['tokens_sha256'][:12]}",
-    )
+    ]
+    if receipt["exactness"] != "exact":
+        parts.insert(0, f"[{receipt['exactness']}]")
     return "receipt: " + " ".join(parts)
 
 

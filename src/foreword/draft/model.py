@@ -7,6 +7,11 @@ noise the target will add is already known (coupling by shared noise, arXiv 2408
 child continues the path, the others become leaves. A path ends at the depth limit or where its
 reach falls below `confidence_threshold`.
 
+A request that accepts by probabilities (`Sequence.draws`) gets one path of draws from the draft
+model's own law instead, by coins of this step alone. Their scores are what the request's drafts
+were worth so far: a score that looked at the draw would let the tree builder keep some draws more
+often than others.
+
 Cost: one pass of the draft model per level plus the catch-up (the whole prompt at first, in one
 step); K and V of every running sequence. Loses when the draft model is not several times cheaper
 than the target, and on a full store, where sequences without room get no drafts.
@@ -16,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from foreword.config import positive, share
 from foreword.draft._context import DraftContext, keep_best
@@ -60,6 +66,7 @@ class ModelDrafter:
     """One path per sequence, all of them one level further in each pass of the draft model."""
 
     name = "model"
+    draws = True  # protocols.DrawingDrafter
 
     def __init__(
         self, config: Config, context: DraftContext, own: OwnModel, sampler: Sampler
@@ -104,26 +111,44 @@ class ModelDrafter:
         """Add the next level's children to the trie; true if the path goes on from the best."""
         sequence = path.sequence
         try:
-            ranked = self._sampler.rank(
-                path.logits[: self._context.vocab_size],
-                sequence.request.params,
-                sequence.sampler_state,
-                sequence.num_output + path.level,
-                self._config.num_branches,
-            )
+            added = self._draw(path) if sequence.draws else self._rank(path)
         except NonFiniteLogits:
             return False  # the draft model's trouble, not the request's
-        if not ranked:
+        if added is None:
             return False
-        children = [
-            path.trie.add(path.node, *child, self.name, evidence=rank)
-            for rank, child in enumerate(ranked)
-        ]
-        path.node = children[0]
+        path.node = added
         path.reach *= path.trie.scores[path.node]
         path.level += 1
         wanted = path.level < path.depth and path.reach >= self._config.confidence_threshold
         return wanted and self._own.room(sequence) > 0
+
+    def _rank(self, path: _Path) -> int | None:
+        """Children by the target's own noise; the best one's node."""
+        sequence = path.sequence
+        ranked = self._sampler.rank(
+            path.logits[: self._context.vocab_size],
+            sequence.request.params,
+            sequence.sampler_state,
+            sequence.num_output + path.level,
+            self._config.num_branches,
+        )
+        children = [
+            path.trie.add(path.node, *child, self.name, evidence=rank)
+            for rank, child in enumerate(ranked)
+        ]
+        return children[0] if children else None
+
+    def _draw(self, path: _Path) -> int:
+        """One child, drawn from the draft model's law by a coin of this step and level."""
+        sequence = path.sequence
+        state, start = sequence.sampler_state, sequence.num_output
+        position = start + path.level
+        row = path.logits[: self._context.vocab_size]
+        law = self._sampler.law(row, sequence.request.params, state, position)
+        token = law.draw(self._sampler.coin(state, position, 0, since=start + 1))
+        node = path.trie.add(path.node, token, worth(sequence), self.name)
+        path.trie.laws[node] = law
+        return node
 
     def _forward_level(self, paths: list[_Path]) -> None:
         """Feed the end of each path: one row each, after the rows of the levels before."""
@@ -133,6 +158,14 @@ class ModelDrafter:
         ]
         for path, rows in zip(paths, self._own.feed(asks), strict=True):
             path.logits = rows[0]
+
+
+def worth(sequence: Sequence) -> float:
+    """The share of this request's draws that were accepted when they were tested, as if 8 of 10 had
+    been before; apart from every other request's by a hair, since builders break ties by token."""
+    stats = sequence.stats  # a walk that ends with a refusal tests one draw more than it accepts
+    rate = (stats.num_accepted + 8) / (stats.num_accepted + stats.num_steps + 10)
+    return rate - 1e-6 * crc32(sequence.id.encode()) / 2**32
 
 
 def make(config: Config, context: DraftContext) -> Drafter:

@@ -29,6 +29,7 @@ import numpy as np
 from foreword.protocols import Logits
 from foreword.sample import filters, logprobs, noise, portable
 from foreword.sample.filters import Row
+from foreword.sample.law import Law
 from foreword.sample.portable import Floats, Ids
 from foreword.sample.sampler import (
     LOWEST_SCORE,
@@ -67,11 +68,17 @@ class ArithmeticSampler:
         return ArithmeticState(request)
 
     def choose(
-        self, row: Logits, params: SamplingParams, state: ArithmeticState, position: int
+        self,
+        row: Logits,
+        params: SamplingParams,
+        state: ArithmeticState,
+        position: int,
+        token: int | None = None,
     ) -> Choice:
         """The token whose interval holds the state's code; `position` is for rules and errors.
 
         -inf marks ids that may not be chosen. Raises NonFiniteLogits on NaN, +inf or all -inf."""
+        assert token is None, "SamplingParams refuses approximate acceptance"
         values = tidy(row)
         peak = float(values[peak_id(values, position)])
         token, place, share = self._pick(row, params, state, position)
@@ -143,6 +150,14 @@ class ArithmeticSampler:
 
     def score(self, rows: Logits, tokens: SequenceOf[int], count: int) -> list[TokenLogprobs]:
         return RULES.score(rows, tokens, count)
+
+    def law(
+        self, row: Logits, params: SamplingParams, state: ArithmeticState, position: int
+    ) -> Law:
+        return RULES.law(row, params, state.base, position)
+
+    def coin(self, state: ArithmeticState, position: int, number: int, since: int = 0) -> float:
+        return RULES.coin(state.base, position, number, since)
 
 
 def code_of(seed: int, index: int, count: int) -> float:

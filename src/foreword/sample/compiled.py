@@ -37,10 +37,16 @@ class CompiledSampler(GumbelSampler):
         self.rows = rows
 
     def choose(
-        self, row: Logits, params: SamplingParams, state: SamplerState, position: int
+        self,
+        row: Logits,
+        params: SamplingParams,
+        state: SamplerState,
+        position: int,
+        token: int | None = None,
     ) -> Choice:
-        if params.logprobs is not None and params.logprobs_mode != "raw":
-            return super().choose(row, params, state, position)
+        processed = params.logprobs is not None and params.logprobs_mode != "raw"
+        if processed or token is not None:
+            return super().choose(row, params, state, position, token)
         (choice,) = self.choose_rows([(row, params, state, position)])
         if isinstance(choice, Exception):
             raise choice

@@ -16,6 +16,7 @@ import numpy as np
 
 from foreword.protocols import Logits
 from foreword.sample import filters, portable
+from foreword.sample.law import Law
 from foreword.sample.sampler import GumbelSampler, SamplerState, peak_id, processed, tidy
 from foreword.types import Choice, Request, SamplingParams, TokenLogprobs
 
@@ -44,7 +45,12 @@ class ExpansionSampler:
         return Expansion(RULES.begin(request), request.expand)
 
     def choose(
-        self, row: Logits, params: SamplingParams, state: Expansion, position: int
+        self,
+        row: Logits,
+        params: SamplingParams,
+        state: Expansion,
+        position: int,
+        token: int | None = None,
     ) -> Choice:
         """Raises NonFiniteLogits on NaN, +inf, or a row that is -inf before any rule."""
         state.found = candidates(tidy(row), state.base, position, state.count)
@@ -68,6 +74,12 @@ class ExpansionSampler:
 
     def score(self, rows: Logits, tokens: SequenceOf[int], count: int) -> list[TokenLogprobs]:
         return RULES.score(rows, tokens, count)
+
+    def law(self, row: Logits, params: SamplingParams, state: Expansion, position: int) -> Law:
+        return RULES.law(row, params, state.base, position)
+
+    def coin(self, state: Expansion, position: int, number: int, since: int = 0) -> float:
+        return RULES.coin(state.base, position, number, since)
 
 
 def candidates(row: filters.Row, state: SamplerState, position: int, count: int) -> list[Candidate]:

@@ -12,6 +12,7 @@ from typing import Any
 from foreword.protocols import Logits, Sampler
 from foreword.sample.arithmetic import ArithmeticSampler, ArithmeticState
 from foreword.sample.expansion import Expansion, ExpansionSampler
+from foreword.sample.law import Law
 from foreword.types import Choice, Request, SamplingParams, TokenLogprobs
 
 
@@ -30,8 +31,15 @@ class NamedSamplers:
             return self._arithmetic.begin(request)
         return self._gumbel.begin(request)
 
-    def choose(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Choice:
-        return self._of(state).choose(row, params, state, position)
+    def choose(
+        self,
+        row: Logits,
+        params: SamplingParams,
+        state: Any,
+        position: int,
+        token: int | None = None,
+    ) -> Choice:
+        return self._of(state).choose(row, params, state, position, token)
 
     def advance(self, row: Logits, state: Any, token: int) -> None:
         self._of(state).advance(row, state, token)
@@ -46,6 +54,12 @@ class NamedSamplers:
 
     def score(self, rows: Logits, tokens: SequenceOf[int], count: int) -> list[TokenLogprobs]:
         return self._gumbel.score(rows, tokens, count)
+
+    def law(self, row: Logits, params: SamplingParams, state: Any, position: int) -> Law:
+        return self._of(state).law(row, params, state, position)
+
+    def coin(self, state: Any, position: int, number: int, since: int = 0) -> float:
+        return self._of(state).coin(state, position, number, since)
 
     def _of(self, state: Any) -> Sampler:
         if isinstance(state, ArithmeticState):

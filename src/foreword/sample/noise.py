@@ -22,6 +22,7 @@ Words = npt.NDArray[np.uint64]
 
 MASK = 2**64 - 1
 TOKENS, SAMPLE_SEEDS, REQUEST_SEEDS, XTC = 0, 1, 2, 3  # streams: independent decisions of a seed
+ACCEPTANCE = 16  # coins of approximate acceptance
 
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -73,6 +74,13 @@ def chance(seed: int, stream: int, position: int) -> float:
     """A uniform number in (0, 1) for one decision at an output position."""
     word = philox((seed, stream), (0, position, 0, 0))[0]
     return float(uniform(np.array([word], dtype=np.uint64))[0])
+
+
+def coin(seed: int, position: int, number: int, since: int) -> float:
+    """A number in (0, 1) for approximate acceptance, independent of the noise of tokens and of the
+    coin of any other (position, number, since); all >= 0."""
+    word = philox((seed, ACCEPTANCE), (number, position, since, 0))[0]
+    return min(((word >> 11) + 0.5) * 2.0**-53, LARGEST_BELOW_ONE)
 
 
 def fresh_seed() -> int:

@@ -19,6 +19,7 @@ from foreword.errors import NonFiniteLogits
 from foreword.protocols import ALL_MASKED, NON_FINITE, NONE_LEFT, OVERFLOWED, Logits, Rule
 from foreword.sample import filters, logprobs, mirostat, noise, perturbed, typical, user, xtc
 from foreword.sample.filters import Row
+from foreword.sample.law import Law, point, softmax
 from foreword.sample.mirostat import Mirostat
 from foreword.sample.portable import Floats, Ids
 from foreword.sample.rules import rules_of
@@ -61,9 +62,15 @@ class GumbelSampler:
             state.user.advance(token)
 
     def choose(
-        self, row: Logits, params: SamplingParams, state: SamplerState, position: int
+        self,
+        row: Logits,
+        params: SamplingParams,
+        state: SamplerState,
+        position: int,
+        token: int | None = None,
     ) -> Choice:
-        """Token at output position `position` >= 0 from float32 `row` [vocab], any strides.
+        """Token at output position `position` >= 0 from float32 `row` [vocab], any strides; or
+        `token`, which someone else chose and no rule forbids.
 
         -inf marks ids that may not be chosen. Raises NonFiniteLogits on NaN, +inf or all -inf, and
         RequestError for a user-supplied processor."""
@@ -73,10 +80,13 @@ class GumbelSampler:
         best = peak_id(left, position, processed=True)
         temperature = temperature_of(params)
         ids, high = None, float(left[best])
-        if temperature == 0.0:
+        if temperature > 0.0:
+            ids = kept(left, high, params, state, position)
+        if token is not None:
+            assert left[token] > -np.inf, f"id {token} is masked at output position {position}"
+        elif temperature == 0.0:
             token = best
         else:
-            ids = kept(left, high, params, state, position)
             token = int(_strongest(left, ids, temperature, state, position, 1)[0][0])
         count = params.logprobs
         if count is None:
@@ -134,6 +144,18 @@ class GumbelSampler:
         found = np.full_like(left, -np.inf)
         found[ids] = left[ids]
         return found
+
+    def law(self, row: Logits, params: SamplingParams, state: SamplerState, position: int) -> Law:
+        """The chance of each token that `choose` may give here, over all seeds."""
+        left = processed(tidy(row), state, position)
+        best = peak_id(left, position, processed=True)
+        temperature, high = temperature_of(params), float(left[best])
+        if temperature == 0.0:
+            return point(best, len(left))
+        return softmax(left, kept(left, high, params, state, position), high, temperature)
+
+    def coin(self, state: SamplerState, position: int, number: int, since: int = 0) -> float:
+        return noise.coin(state.seed, position, number, since)
 
     def surprise(self, row: Logits, state: SamplerState, steered: Mirostat, token: int) -> float:
         """mirostat.surprise of `token`, about to be noted as emitted from the target's `row`."""
