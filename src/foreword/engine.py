@@ -133,7 +133,8 @@ class Engine:
 
     def _work(self, entry: Entry, tree: DraftTree | None) -> Work:
         certain = entry.sequence.token_ids[entry.start : entry.start + entry.count]
-        return Work(entry.sequence.id, tuple(certain), tree, self._to_read(entry))
+        adapter = entry.sequence.request.adapter
+        return Work(entry.sequence.id, tuple(certain), tree, self._to_read(entry), adapter)
 
     def _to_read(self, entry: Entry) -> range:
         """Rows of this chunk that the drafter wants to read: the last ones of the prompt, but for

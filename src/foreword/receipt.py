@@ -14,7 +14,7 @@ from foreword import machine
 from foreword.build import NUMERICS_VERSION, Built
 from foreword.kernels._defaults import arithmetic
 from foreword.kernels._host import arithmetic_build
-from foreword.types import Sequence
+from foreword.types import Request, Sequence
 from foreword.version import __version__
 
 
@@ -40,6 +40,7 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
             "vocab_size": built.vocab_size,
             "eos_ids": sorted(built.checkpoint.eos_ids),
         },
+        "adapter": _adapter(request),
         "numerics": {
             "backend": config.backend,
             "isa": built.isa,
@@ -64,3 +65,10 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
     if chat_date is not None:
         receipt["chat_date"] = chat_date
     return receipt
+
+
+def _adapter(request: Request) -> dict[str, str] | None:
+    """sha256: of its weights and their scales; the name is only what it was called here."""
+    if request.adapter is None:
+        return None
+    return {"name": request.adapter, "sha256": request.adapter_sha256}

@@ -186,7 +186,7 @@ class _Step:
         if sequence in self.preempted or not self._could_seat(sequence):
             return False
         try:
-            self.kv.begin(sequence.id, sequence.token_ids, sequence.request.salt)
+            self.kv.begin(sequence.id, sequence.token_ids, sequence.request.scope)
             if self._find_place(sequence):
                 insort(scheduler.running, sequence, key=scheduler.order)
                 scheduler.waiting.remove(sequence)

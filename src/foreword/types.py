@@ -51,6 +51,14 @@ class Request:
     dry_breakers: frozenset[int] = frozenset()  # ids that end a DRY match
     grammar: Grammar | None = None  # the form its text must have, compiled
     adapter: str | None = None  # name of a loaded LoRA adapter
+    adapter_sha256: str = ""  # of its weights and scales
+
+    @property
+    def scope(self) -> str:
+        """Whom it shares K and V and what drafters learn with: requests of its adapter and its
+        salt. No other pair of these makes the same text."""
+        assert (self.adapter is None) == (not self.adapter_sha256), self.adapter
+        return f"{len(self.adapter_sha256)}:{self.adapter_sha256}{self.salt}"
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ LEVELS = {
     "sample": 2, "kv": 2, "model": 2,
     "draft": 3, "tree": 3, "accept": 3, "verify": 3,
     "engine": 4,
-    "fit": 3, "cost": 3, "pace": 4, "build": 5,
+    "adapters": 3, "fit": 3, "cost": 3, "pace": 4, "build": 5,
     "outputs": 6, "prompts": 6, "receipt": 6, "llm": 7,
     "serve": 8, "bench": 8, "audit": 8, "cli": 9,
     "": 10, "__main__": 10,
