@@ -321,8 +321,8 @@ def _params_list(
 
 
 def _adapter_list(adapter: AdapterNames, count: int) -> list[str | None]:
-    if adapter is None or isinstance(adapter, str):
-        return [adapter] * count
+    if not isinstance(adapter, (list, tuple)):
+        return [adapter] * count  # type: ignore[list-item]  # `find` refuses what is no name
     if len(adapter) != count:
         raise ConfigError(f"{count} prompts but {len(adapter)} adapters; give one or {count}")
     return list(adapter)

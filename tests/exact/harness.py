@@ -60,6 +60,8 @@ class Job:
     logprobs: int | None = 2
     priority: int = 0
     salt: str = ""
+    adapter: str | None = None
+    adapter_sha256: str = ""
 
     def request(self, name: str) -> Request:
         params = SamplingParams(
@@ -79,6 +81,8 @@ class Job:
             max_tokens=self.max_tokens,
             priority=self.priority,
             salt=self.salt,
+            adapter=self.adapter,
+            adapter_sha256=self.adapter_sha256,
         )
 
     @property

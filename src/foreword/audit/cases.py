@@ -16,6 +16,7 @@ from foreword.types import Request, SamplingParams
 NUM_LOGPROBS = 5
 LONG = 122  # tokens: its output crosses position 128, the end of an attention partition
 ESSAY = 300  # tokens: several partitions are full
+ADAPTED = 3  # an adapter has every third case
 ALIGNED = 16  # tokens: a multiple of every block size of the axes
 
 TEXTS = {
@@ -55,6 +56,8 @@ class Case:
     seed: int
     max_tokens: int
     eos_ids: frozenset[int]
+    adapter: str | None = None
+    adapter_sha256: str = ""
 
     def request(self, request_id: str, priority: int = 0) -> Request:
         return Request(
@@ -65,7 +68,14 @@ class Case:
             eos_ids=self.eos_ids,
             max_tokens=self.max_tokens,
             priority=priority,
+            adapter=self.adapter,
+            adapter_sha256=self.adapter_sha256,
         )
+
+    def under(self, adapter: str, sha256: str) -> Case:
+        """The same request with an adapter."""
+        name = f"{self.name}, adapter {adapter}"
+        return replace(self, name=name, adapter=adapter, adapter_sha256=sha256)
 
     @property
     def num_positions(self) -> int:
@@ -87,11 +97,13 @@ def make_cases(
     eos_ids: frozenset[int],
     seed: int,
     every: bool,
+    adapters: Mapping[str, str] | None = None,
 ) -> list[Case]:
     """Cases for the built-in prompts and the user's own.
 
     every: each prompt with each sampling; else each prompt with two of them in turn. Built-in
-    prompts are cut to what `context` (positions) leaves beside `max_tokens`.
+    prompts are cut to what `context` (positions) leaves beside `max_tokens`. adapters: name ->
+    sha256; each has every third case, right behind the same one without it.
     """
     room = context - max_tokens
     named = {name: encode(text)[: min(room, LONG)] for name, text in TEXTS.items()}
@@ -104,7 +116,7 @@ def make_cases(
         for (turn, sampling), (place, name) in product(enumerate(SAMPLINGS), enumerate(named))
         if every or (place + turn) % 2 == 0
     ]
-    return [
+    cases = [
         Case(
             name=f"{name}, {sampling}",
             prompt_ids=tuple(named[name]),
@@ -115,6 +127,13 @@ def make_cases(
         )
         for number, (name, sampling) in enumerate(chosen)
     ]
+    mixed = []
+    for number, case in enumerate(cases):
+        mixed.append(case)
+        for turn, (adapter, sha256) in enumerate((adapters or {}).items()):
+            if (number + turn) % ADAPTED == 0:
+                mixed.append(case.under(adapter, sha256))
+    return mixed
 
 
 def twins(first: list[int], second: list[int], room: int) -> dict[str, list[int]]:

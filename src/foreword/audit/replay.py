@@ -21,6 +21,7 @@ from foreword.config import from_options
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.kernels._host import arithmetic_build
 from foreword.llm import LLM
+from foreword.model.weights.adapter import open_adapter
 from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.open import open_checkpoint
 from foreword.outputs import CompletionOutput, Logprob
@@ -103,13 +104,20 @@ def replay(
     revision: str | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> Iterator[Replayed]:
-    """Yields one outcome per record; results of one numerics share a loaded model."""
-    here = facts(open_checkpoint(model, revision, progress))
+    """Yields one outcome per record; results of one numerics share a loaded model. adapters: name
+    -> folder of those that the receipts speak of."""
+    checkpoint, adapters = open_checkpoint(model, revision, progress), adapters or {}
+    here = facts(checkpoint)
+    known = {
+        name: open_adapter(Path(folder), checkpoint.config).sha256
+        for name, folder in adapters.items()
+    }
     llm, loaded = None, None
     try:
         for record in records:
-            found = mismatches(record.receipt, here)
+            found = mismatches(record.receipt, here) + adapter_mismatch(record.receipt, known)
             if found:
                 problem = "cannot be re-derived here: " + "; ".join(found)
                 yield Replayed(record.name, 0, problem, notes(record.receipt))
@@ -119,10 +127,17 @@ def replay(
                 if llm is not None:
                     llm.close()
                 llm, loaded = None, None  # released before the next is loaded
-                llm = LLM(model, **wanted, revision=revision, threads=threads, progress=progress)
+                llm = LLM(
+                    model,
+                    **wanted,
+                    revision=revision,
+                    threads=threads,
+                    adapters=adapters,
+                    progress=progress,
+                )
                 loaded = wanted
             assert llm is not None
-            yield _replay_one(llm, record, prompt)
+            yield _replay_one(llm, record, prompt, adapter_of(record.receipt, known))
     finally:
         if llm is not None:
             llm.close()
@@ -169,13 +184,35 @@ def mismatches(receipt: Mapping[str, Any], model: Mapping[str, Any]) -> list[str
     return [f"{what} is {old} in the receipt, {new} here" for what, old, new in pairs if old != new]
 
 
+def adapter_of(receipt: Mapping[str, Any], known: Mapping[str, str]) -> str | None:
+    """What the adapter of a receipt is called here, by its sha256; its own name goes first."""
+    wanted = receipt.get("adapter")
+    if wanted is None:
+        return None
+    named = sorted(known, key=lambda name: name != wanted["name"])
+    return next((name for name in named if known[name] == wanted["sha256"]), None)
+
+
+def adapter_mismatch(receipt: Mapping[str, Any], known: Mapping[str, str]) -> list[str]:
+    """One line when the adapter of a receipt is not among those given."""
+    wanted = receipt.get("adapter")
+    if wanted is None or adapter_of(receipt, known) is not None:
+        return []
+    name = wanted["name"]
+    if name not in known:
+        return [f"adapter {name!r} is needed; give it with --lora-modules {name}=FOLDER"]
+    return [f"adapter {name!r} sha256 is {wanted['sha256']} in the receipt, {known[name]} here"]
+
+
 def notes(receipt: Mapping[str, Any]) -> tuple[str, ...]:
     """Another version of the code may give the same bits: said, not held against it."""
     made, here = receipt.get("foreword"), __version__
     return () if made == here else (f"made by foreword {made}, this is {here}",)
 
 
-def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
+def _replay_one(
+    llm: LLM, record: Record, prompt: str | None, adapter: str | None = None
+) -> Replayed:
     receipt = record.receipt
 
     def outcome(problem: str | None, num_tokens: int = 0) -> Replayed:
@@ -190,7 +227,7 @@ def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
     if receipt["num_tokens"] == 0:
         return outcome(None)
     try:
-        (result,) = llm.generate([prompt_ids], sampling_params(receipt))
+        (result,) = llm.generate([prompt_ids], sampling_params(receipt), adapter=adapter)
     except ForewordError as error:
         return outcome(f"plain decoding failed: {error}")
     return outcome(compare(record, result.outputs[0]), receipt["num_tokens"])

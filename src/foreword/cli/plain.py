@@ -54,6 +54,7 @@ def verify(
     params: SamplingParams,
     results: Sequence[RequestOutput],
     progress: Progress | None,
+    adapter: str | None = None,
 ) -> Comparison:
     """Run each sample of `results` by itself; the first difference ends the comparison."""
     from foreword.llm import LLM
@@ -71,7 +72,9 @@ def verify(
     for done, (number, result, output) in enumerate(samples):
         if progress is not None:
             progress("verifying", done, len(samples))
-        again = plain.generate(result.prompt_token_ids, replace(params, seed=output.seed, n=1))
+        again = plain.generate(
+            result.prompt_token_ids, replace(params, seed=output.seed, n=1), adapter=adapter
+        )
         (expected,) = again[0].outputs
         seconds += expected.metrics["generation_time_ms"] / 1e3
         tokens += len(expected.token_ids)
