@@ -251,7 +251,7 @@ def test_a_folder_written_by_peft_says_what_peft_says(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype=torch.float32)
     config = peft.LoraConfig(
         r=6,
         lora_alpha=9,
