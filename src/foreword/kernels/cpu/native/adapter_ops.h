@@ -22,8 +22,9 @@ static inline size_t float_bytes(Format format) { return format == Format::kFloa
 struct AdapterOps {
   // n values, and zeros up to a multiple of 16; rounded to bfloat16 unless `wide`.
   void (*round)(const float* x, int n, bool wide, float* out);
-  // u [rank] of a rounded line.
-  void (*lower)(const Delta& delta, const float* x, float* u);
+  // u [rank] of some rounded lines; x[row * stride], u[row * u_stride].
+  void (*lower)(const Delta& delta, const float* x, size_t stride, int rows, float* u,
+                size_t u_stride);
   // Adds to columns of panels [begin, end) of some rows; u[row * u_stride], out[row * stride].
   void (*raise)(const Delta& delta, const float* u, size_t u_stride, int rows, int begin, int end,
                 float* out, size_t stride);

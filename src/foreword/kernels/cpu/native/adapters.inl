@@ -18,33 +18,60 @@ void round_line(const float* x, int n, bool wide, float* out) {
   }
 }
 
-template <class N, int M>
-inline void lower_ranks(const Delta& delta, const float* x, int first, float* u) {
-  F acc[M];
+constexpr int kMany = kTile >= 16 ? 4 : 2;  // rows, or ranks, side by side
+
+template <class N, int M, int R>
+inline void lower_tile(const Delta& delta, const float* x, size_t stride, int first, float* u,
+                       size_t u_stride) {
+  F acc[M][R];
   FOREWORD_UNROLL
-  for (int m = 0; m < M; ++m) acc[m] = f_zero();
+  for (int m = 0; m < M; ++m)
+    FOREWORD_UNROLL
+    for (int r = 0; r < R; ++r) acc[m][r] = f_zero();
   const size_t start = (size_t)first * delta.padded;
   for (int k = 0; k < delta.padded; k += 16) {
-    const F v = f_load(x + k);
+    F line[R];
     FOREWORD_UNROLL
-    for (int m = 0; m < M; ++m)
-      acc[m] = f_fma(v, N::load(delta.down, start + (size_t)m * delta.padded + k), acc[m]);
+    for (int r = 0; r < R; ++r) line[r] = f_load(x + r * stride + k);
+    FOREWORD_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const F v = N::load(delta.down, start + (size_t)m * delta.padded + k);
+      FOREWORD_UNROLL
+      for (int r = 0; r < R; ++r) acc[m][r] = f_fma(line[r], v, acc[m][r]);
+    }
   }
   FOREWORD_UNROLL
-  for (int m = 0; m < M; ++m) u[first + m] = delta.scale * f_sum(acc[m]);
+  for (int m = 0; m < M; ++m)
+    FOREWORD_UNROLL
+    for (int r = 0; r < R; ++r) u[r * u_stride + first + m] = delta.scale * f_sum(acc[m][r]);
+}
+
+template <class N, int M, int R>
+inline void lower_rows(const Delta& delta, const float* x, size_t stride, float* u,
+                       size_t u_stride) {
+  int rank = 0;
+  for (; rank + M <= delta.rank; rank += M)
+    lower_tile<N, M, R>(delta, x, stride, rank, u, u_stride);
+  for (; rank < delta.rank; ++rank) lower_tile<N, 1, R>(delta, x, stride, rank, u, u_stride);
 }
 
 template <class N>
-void lower_as(const Delta& delta, const float* x, float* u) {
-  int rank = 0;
-  for (; rank + 4 <= delta.rank; rank += 4) lower_ranks<N, 4>(delta, x, rank, u);
-  for (; rank < delta.rank; ++rank) lower_ranks<N, 1>(delta, x, rank, u);
+void lower_as(const Delta& delta, const float* x, size_t stride, int rows, float* u,
+              size_t u_stride) {
+  int row = 0;
+  for (; row + kMany <= rows; row += kMany)
+    lower_rows<N, kMany, kMany>(delta, x + row * stride, stride, u + row * u_stride, u_stride);
+  for (; row < rows; ++row)
+    lower_rows<N, 2 * kMany, 1>(delta, x + row * stride, stride, u + row * u_stride, u_stride);
 }
 
-void lower(const Delta& delta, const float* x, float* u) {
-  if (delta.down_format == Format::kFloat32) return lower_as<WideNumbers>(delta, x, u);
-  if (delta.down_format == Format::kFloat16) return lower_as<HalfNumbers>(delta, x, u);
-  lower_as<BrainNumbers>(delta, x, u);
+void lower(const Delta& delta, const float* x, size_t stride, int rows, float* u,
+           size_t u_stride) {
+  if (delta.down_format == Format::kFloat32)
+    return lower_as<WideNumbers>(delta, x, stride, rows, u, u_stride);
+  if (delta.down_format == Format::kFloat16)
+    return lower_as<HalfNumbers>(delta, x, stride, rows, u, u_stride);
+  lower_as<BrainNumbers>(delta, x, stride, rows, u, u_stride);
 }
 
 template <class N, int M>

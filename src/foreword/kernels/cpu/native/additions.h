@@ -21,7 +21,12 @@ class Additions {
       if (!segment.adapter) continue;
       rows_.resize(batch.rows, nullptr);
       std::fill_n(rows_.begin() + segment.first, segment.rows, segment.adapter);
-      runs_.push_back({segment.adapter, segment.first, segment.rows});
+      const bool follows = !runs_.empty() && runs_.back().adapter == segment.adapter &&
+                           runs_.back().first + runs_.back().rows == segment.first;
+      if (follows)
+        runs_.back().rows += segment.rows;
+      else
+        runs_.push_back({segment.adapter, segment.first, segment.rows});
       stride_ = std::max(stride_, segment.adapter->widest());
     }
   }
@@ -29,16 +34,25 @@ class Additions {
   bool any() const { return !runs_.empty(); }
   int stride() const { return stride_; }  // floats of a row in `lows`
 
-  // u of a row for every part, one behind the other, from the n values of its input.
-  void lower(const float* x, int n, Parts parts, int row, float* line, float* lows) const {
-    const Adapter* adapter = rows_.empty() ? nullptr : rows_[row];
-    if (!adapter || parts.first == parts.last) return;
-    ops_.round(x, n, wide_, line);
-    float* u = lows + static_cast<size_t>(row) * stride_;
-    for (int part = parts.first; part < parts.last; ++part) {
-      const Delta& delta = adapter->of(parts.layer, part);
-      if (delta.rank) ops_.lower(delta, line, u);
-      u += delta.rank;
+  // Keeps the n values of a row's input as adapters read it.
+  void keep(const float* x, int n, int row, float* line) const {
+    if (!rows_.empty() && rows_[row]) ops_.round(x, n, wide_, line);
+  }
+
+  // u for every part, one behind the other, of rows [begin, end) from the lines that were kept,
+  // `stride` apart.
+  void lower(const float* lines, size_t stride, Parts parts, int begin, int end,
+             float* lows) const {
+    for (const Run& run : runs_) {
+      const int from = std::max(begin, run.first), to = std::min(end, run.first + run.rows);
+      if (from >= to) continue;
+      float* u = lows + static_cast<size_t>(from) * stride_;
+      for (int part = parts.first; part < parts.last; ++part) {
+        const Delta& delta = run.adapter->of(parts.layer, part);
+        if (delta.rank)
+          ops_.lower(delta, lines + (from - begin) * stride, stride, to - from, u, stride_);
+        u += delta.rank;
+      }
     }
   }
 

@@ -20,6 +20,7 @@ size_t product_scratch(int padded, int groups) {
 namespace {
 
 constexpr int kFewRows = 4;  // so few are normed by every thread for itself
+constexpr int kTogether = 8;  // rows that a thread prepares before it takes others
 constexpr int kPanels = 4;    // side by side in products
 constexpr int kLayerPhases = 10, kEndPhases = 3;  // calls of `share` and its like
 
@@ -46,7 +47,7 @@ class Runner {
     float* line;       // [widest]
     uint8_t* scratch;  // of products and attention
     uint8_t* inputs;   // of a pass of few rows
-    float* rounded;    // a line as adapters read it
+    float* kept;       // lines as adapters read them, [kTogether][widest]
     float *few_lows, *lows;  // what adapters make of inputs, few rows' and those in use
   };
 
@@ -86,10 +87,12 @@ class Runner {
     scratch = std::max(scratch, attention_.scratch_bytes());
 
     const int widest = std::max({hidden_stride_, context_stride_, inner_stride_});
+    const size_t kept = additions_.any() ? sizeof(float) * widest * kTogether : 0;
+    widest_ = widest;
     const size_t floats = static_cast<size_t>(rows) * (hidden_stride_ + qkv_stride_ +
                                                        context_stride_ + 2 * inner_stride_);
     const size_t low = sizeof(float) * additions_.stride(), few_lows = low * std::min(rows, kFewRows);
-    const size_t member = widest * 8 + scratch + few_inputs + few_lows + 5 * kPage;
+    const size_t member = widest * 4 + kept + scratch + few_inputs + few_lows + 5 * kPage;
     arena.reset(floats * 4 + inputs + inner_inputs + pool_.size() * member + rows * low +
                 attention_.partial_bytes() + 10 * kPage);
     auto take = [&](int stride) {
@@ -109,7 +112,7 @@ class Runner {
       member.line = static_cast<float*>(arena.take(widest * 4));
       member.scratch = static_cast<uint8_t*>(arena.take(scratch));
       member.inputs = static_cast<uint8_t*>(arena.take(few_inputs));
-      member.rounded = static_cast<float*>(arena.take(widest * 4));
+      member.kept = static_cast<float*>(arena.take(kept));
       member.few_lows = static_cast<float*>(arena.take(few_lows));
     }
     tickets_ = std::vector<Ticket>(m.layers.size() * kLayerPhases + kEndPhases);
@@ -169,19 +172,22 @@ class Runner {
     const bool alone = rows <= kFewRows;
     inputs.make(linears, rows, alone ? me.inputs : shared_inputs_);
     me.lows = alone ? me.few_lows : shared_lows_;
-    const auto one = [&](int row) {
-      const float* x = line(row);
-      inputs.fill(ops_, x, n, row);
-      additions_.lower(x, n, parts, row, me.rounded, me.lows);
+    const auto some = [&](int begin, int end) {
+      for (int row = begin; row < end; ++row) {
+        const float* x = line(row);
+        inputs.fill(ops_, x, n, row);
+        if (parts.first < parts.last)
+          additions_.keep(x, n, row, me.kept + (row - begin) * static_cast<size_t>(widest_));
+      }
+      additions_.lower(me.kept, widest_, parts, begin, end, me.lows);
     };
     if (alone) {
       ++me.phase;
-      for (int row = 0; row < rows; ++row) one(row);
+      some(0, rows);
       return;
     }
-    share(me, rows, std::min(8, std::max(1, rows / (4 * pool_.size()))), [&](int begin, int end) {
-      for (int row = begin; row < end; ++row) one(row);
-    });
+    const int pieces = additions_.any() ? pool_.size() : 4 * pool_.size();
+    share(me, rows, std::min(kTogether, std::max(1, rows / pieces)), some);
     pool_.barrier();
   }
 
@@ -372,7 +378,8 @@ class Runner {
   const Additions additions_;
   std::vector<Member> members_;
   std::vector<Ticket> tickets_, ranges_;  // [phase], [phase][thread]
-  int queries_, cached_width_, hidden_stride_, qkv_stride_, context_stride_, inner_stride_;
+  int queries_, cached_width_, hidden_stride_, qkv_stride_, context_stride_, inner_stride_,
+      widest_;
   bool whole_heads_;  // a head is computed by one thread
   float *hidden_, *qkv_, *context_, *gate_, *up_;
   uint8_t *shared_inputs_, *inner_inputs_;
