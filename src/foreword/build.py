@@ -15,6 +15,7 @@ from typing import Any
 from foreword import machine
 from foreword.accept import exact
 from foreword.acceptance import acceptor_of
+from foreword.adapters import Adapters
 from foreword.config import EngineConfig, from_options
 from foreword.cost import measure
 from foreword.draft import _bigrams, _forms
@@ -68,6 +69,7 @@ class Built:
     defaults: dict[str, float | int]  # sampling defaults in force for unset fields
     close: Callable[[], None]  # ends worker threads
     fresh: Callable[[], Drafter]  # a drafter like the engine's that has learned nothing
+    adapters: Adapters  # of the engine's model
 
     @property
     def backend(self) -> str:
@@ -127,6 +129,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         close=closing(model, draft_model),
         fresh=partial(assemble_drafter, drafting, drafter_config, draft_context),
         defaults=checkpoint.generation if config.generation_config == "auto" else {},
+        adapters=Adapters(model, config.device, config.adapters),
     )
 
 
@@ -176,9 +179,8 @@ def closing(*models: Decoder | None) -> Callable[[], None]:
     """What ends the worker threads of these models."""
 
     def close() -> None:
-        for model in models:
-            if model is not None:
-                model.kernels.close()
+        for model in filter(None, models):
+            model.kernels.close()
 
     return close
 

@@ -80,8 +80,8 @@ class EngineConfig:
 
     Model, revision, quantization, numerics, cache.dtype, backend, isa, device and generation_config
     decide what a request's tokens are, max_model_len where they end, seed which stream one without
-    a seed gets. threads, scheduler, the rest of cache and speculative decide how fast, and nothing
-    else.
+    a seed gets, adapters which ones it may name. threads, scheduler, the rest of cache and
+    speculative decide how fast, and nothing else.
     """
 
     model: str
@@ -95,6 +95,7 @@ class EngineConfig:
     max_model_len: int | None = None
     generation_config: str = "auto"  # auto | none
     seed: int | None = None  # for requests that bring none; see sample.noise.request_seed
+    adapters: dict[str, str] = field(default_factory=dict)  # name -> PEFT folder, loaded at start
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
@@ -114,6 +115,9 @@ class EngineConfig:
                 positive(self, name)
         if self.seed is not None:
             whole(self, "seed", 0, MAX_SEED)
+        for name, folder in self.adapters.items():
+            if not isinstance(name, str) or not name or not str(folder):
+                raise ConfigError(f"adapters must map names to folders, got {name!r}: {folder!r}")
 
 
 def positive(config: Any, *names: str) -> None:

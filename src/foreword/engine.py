@@ -177,7 +177,8 @@ class Engine:
 
     def _work(self, entry: Entry, tree: DraftTree | None) -> Work:
         certain = entry.sequence.token_ids[entry.start : entry.start + entry.count]
-        return Work(entry.sequence.id, tuple(certain), tree, self._to_read(entry))
+        adapter = entry.sequence.request.adapter
+        return Work(entry.sequence.id, tuple(certain), tree, self._to_read(entry), adapter)
 
     def _to_read(self, entry: Entry) -> range:
         """Rows of this chunk that somebody wants to read: of a prompt whose logprobs are wanted all

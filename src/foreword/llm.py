@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from foreword import prompts as forms
+from foreword.adapters import Loaded
 from foreword.beam.outputs import BeamSearchOutput, beam_output
 from foreword.beam.params import BeamSearchParams, one_for_each
 from foreword.beam.run import Expanding, Searching, run
@@ -48,6 +49,7 @@ from foreword.types import Request, SamplingParams
 
 MAX_BREAKERS = 32  # lists of DRY breakers whose ids are kept
 Messages = SequenceOf[Mapping[str, Any]]
+AdapterNames = str | None | SequenceOf[str | None]  # for all prompts, or for each
 
 
 class LLM:
@@ -55,8 +57,9 @@ class LLM:
 
     model: a Hugging Face folder, a .gguf file, `org/name`, or a built-in name. speculative_config:
     {"method": ..., "model": ..., "num_speculative_tokens": ..., ...} or None for the default;
-    {"method": "none"} is plain decoding. Other keywords are EngineConfig's. Raises ConfigError,
-    WeightsError, DownloadError, KernelUnavailable.
+    {"method": "none"} is plain decoding. adapters: name -> PEFT folder; requests choose by name.
+    Other keywords are EngineConfig's. Raises ConfigError, WeightsError, DownloadError,
+    KernelUnavailable.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         generation_config: str = "auto",
         seed: int | None = None,
+        adapters: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         config = EngineConfig(
@@ -100,6 +104,7 @@ class LLM:
                 kv_store, block_size, kv_cache_memory, enable_prefix_caching, kv_cache_dtype
             ),
             speculative=read_speculative_config(dict(speculative_config or {})),
+            adapters={name: str(folder) for name, folder in (adapters or {}).items()},
         )
         self.built: Built = build(config, progress)
         self.engine = self.built.engine
@@ -117,17 +122,19 @@ class LLM:
         prompts: Prompt | SequenceOf[Prompt],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         *,
+        adapter: AdapterNames = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (text or token ids) as one batch; results in the order given.
 
-        sampling_params: one for all, or one per prompt. A bad prompt raises RequestError before
-        anything runs. A request that fails on its own ends with finish_reason "error".
+        sampling_params, adapter (the name of a loaded one, None = the model itself): one for all,
+        or one per prompt. A bad prompt raises RequestError before anything runs. A request that
+        fails on its own ends with finish_reason "error".
         """
         listed = forms.as_list(prompts)
         ids = [self._encode(prompt, place) for place, prompt in enumerate(listed)]
         texts = [forms.text_of(prompt) for prompt in listed]
-        return self._run(texts, ids, sampling_params, None, progress)
+        return self._run(texts, ids, sampling_params, None, progress, adapter)
 
     def chat(
         self,
@@ -138,6 +145,7 @@ class LLM:
         continue_final_message: bool = False,
         strict: bool = False,
         date: str | None = None,
+        adapter: AdapterNames = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations through the model's chat template.
@@ -159,7 +167,7 @@ class LLM:
             self._encode(self.encode_chat(talk, **options), place)
             for place, talk in enumerate(talks)
         ]
-        return self._run([None] * len(ids), ids, sampling_params, date, progress)
+        return self._run([None] * len(ids), ids, sampling_params, date, progress, adapter)
 
     def beam_search(
         self,
@@ -191,15 +199,23 @@ class LLM:
         return encode_chat(self.tokenizer, messages, **options)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams, chat_date: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        chat_date: str | None = None,
+        adapter: str | None = None,
     ) -> Iterator[tuple[str, Sample]]:
         """Yield (new text, sample) as one request goes on; closing the iterator aborts it."""
-        with closing(self.deltas(prompt, sampling_params, chat_date)) as parts:
+        with closing(self.deltas(prompt, sampling_params, chat_date, adapter)) as parts:
             for delta, sample in parts:
                 yield delta.text, sample
 
     def deltas(
-        self, prompt: Prompt, sampling_params: SamplingParams, chat_date: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        chat_date: str | None = None,
+        adapter: str | None = None,
     ) -> Generator[tuple[Delta, Sample], None, None]:
         """As `stream`, with the tokens, logprobs and offsets that are new beside the text."""
         for name in ("n", "best_of"):
@@ -207,7 +223,7 @@ class LLM:
                 given = getattr(sampling_params, name)
                 raise RequestError(f"a stream has one sample, got {name} = {given}", name)
         ids = self._encode(prompt, 0)
-        (sample,) = self._submit(ids, sampling_params, chat_date)
+        (sample,) = self._submit(ids, sampling_params, chat_date, adapter)
         try:
             while sample.ended is None:
                 self._step(sample)
@@ -239,6 +255,24 @@ class LLM:
             usage=usage(samples),
         )
 
+    def load_adapter(self, name: str, folder: str) -> Loaded:
+        """A LoRA adapter (a PEFT folder) that requests may name from now on. Raises ConfigError for
+        a name that is taken, WeightsError for a folder that does not fit the model."""
+        with self._lock:
+            return self.built.adapters.load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Raises ConfigError when it is not loaded, or a request that runs or waits uses it."""
+        with self._lock:
+            scheduler = self.engine.parts.scheduler
+            queued = [*scheduler.running, *scheduler.waiting]
+            users = sum(sequence.request.adapter == name for sequence in queued)
+            if users:
+                raise ConfigError(
+                    f"adapter {name!r} is in use by {users} requests; wait for them or abort them"
+                )
+            self.built.adapters.unload(name)
+
     def close(self) -> None:
         """Release worker threads. The object cannot be used afterwards."""
         self.built.close()
@@ -265,12 +299,14 @@ class LLM:
         params: SamplingParams | SequenceOf[SamplingParams] | None,
         chat_date: str | None,
         progress: Progress | None,
+        adapter: AdapterNames = None,
     ) -> list[RequestOutput]:
         each = _params_list(params, len(ids))
+        names = _adapter_list(adapter, len(ids))
         groups: list[list[Sample]] = []
         try:
-            for prompt, one in zip(ids, each, strict=True):
-                groups.append(self._submit(prompt, one, chat_date))
+            for prompt, one, name in zip(ids, each, names, strict=True):
+                groups.append(self._submit(prompt, one, chat_date, name))
             self._drain([sample for group in groups for sample in group], progress)
         finally:  # an error or an interrupt cuts what is left
             self._retire([sample for group in groups for sample in group])
@@ -298,7 +334,11 @@ class LLM:
                 self._live.pop(sample.sequence.id, None)
 
     def _submit(
-        self, prompt_ids: list[int], params: SamplingParams, chat_date: str | None
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        chat_date: str | None,
+        adapter: str | None = None,
     ) -> list[Sample]:
         """Queue the n samples of one prompt: all of them, or none and an error."""
         params = params.resolve(self.built.defaults)
@@ -318,6 +358,7 @@ class LLM:
         others = replace(params, prompt_logprobs=None) if limit else params  # scored once
         grammar = request_form(self.forms, params, self.built.checkpoint.eos_ids | ids)
         with self._lock:
+            chosen = self.built.adapters.find(adapter)
             number = next(self._numbers)
             seed = self._seed(params, number)
             samples: list[Sample] = []
@@ -344,6 +385,8 @@ class LLM:
                         dry_breakers=breakers,
                         expires=expires,
                         grammar=grammar,
+                        adapter=adapter,
+                        adapter_sha256="" if chosen is None else chosen.sha256,
                     )
                     check_processors(request, self.built.vocab_size)
                     sequence = self.engine.add(request)
@@ -401,3 +444,11 @@ def _params_list(
     if len(params) != count:
         raise ConfigError(f"{count} prompts but {len(params)} sampling_params; give one or {count}")
     return list(params)
+
+
+def _adapter_list(adapter: AdapterNames, count: int) -> list[str | None]:
+    if not isinstance(adapter, (list, tuple)):
+        return [adapter] * count  # type: ignore[list-item]  # `find` refuses what is no name
+    if len(adapter) != count:
+        raise ConfigError(f"{count} prompts but {len(adapter)} adapters; give one or {count}")
+    return list(adapter)

@@ -16,7 +16,7 @@ from foreword.kernels._defaults import arithmetic
 from foreword.kernels._host import arithmetic_build
 from foreword.params import processor_name
 from foreword.text.forms import FORM_COMPILER
-from foreword.types import SamplingParams, Sequence, TokenLogprobs
+from foreword.types import Request, SamplingParams, Sequence, TokenLogprobs
 from foreword.version import __version__
 
 # Fields that decide which samples there are, what is reported of them, or when they are cut.
@@ -80,6 +80,7 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
             "vocab_size": built.vocab_size,
             "eos_ids": sorted(built.checkpoint.eos_ids),
         },
+        "adapter": _adapter(request),
         "numerics": {
             "backend": config.backend,
             "isa": built.isa,
@@ -125,3 +126,10 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
 def _plain(value: Any) -> Any:
     """An option as JSON can hold it: a function by its name."""
     return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else value
+
+
+def _adapter(request: Request) -> dict[str, str] | None:
+    """sha256: of its weights and their scales; the name is only what it was called here."""
+    if request.adapter is None:
+        return None
+    return {"name": request.adapter, "sha256": request.adapter_sha256}

@@ -208,7 +208,7 @@ class _Step:
             return False
         try:
             known = sequence.token_ids[: cacheable(sequence) + 1]
-            self.kv.begin(sequence.id, known, sequence.request.salt)
+            self.kv.begin(sequence.id, known, sequence.request.scope)
             if not self._awaits_pages(sequence) and self._find_place(sequence):
                 insort(scheduler.running, sequence, key=scheduler.order)
                 scheduler.waiting.remove(sequence)

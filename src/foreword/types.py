@@ -54,6 +54,14 @@ class Request:
     grammar: Grammar | None = None  # the form its text must have, compiled
     adapter: str | None = None  # name of a loaded LoRA adapter
     expand: int = 0  # > 0: a beam, of whose next token so many candidates are wanted (expansion.py)
+    adapter_sha256: str = ""  # of its weights and scales
+
+    @property
+    def scope(self) -> str:
+        """Whom it shares K and V and what drafters learn with: requests of its adapter and its
+        salt. No other pair of these makes the same text."""
+        assert (self.adapter is None) == (not self.adapter_sha256), self.adapter
+        return f"{len(self.adapter_sha256)}:{self.adapter_sha256}{self.salt}"
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ class Work:
     certain: tuple[int, ...]  # tokens at positions cached, cached + 1, ...; the root last
     tree: DraftTree | None
     read: range = range(0)
+    adapter: str | None = None  # that its rows run under
 
     @property
     def num_rows(self) -> int:
@@ -65,4 +66,4 @@ def segment(work: Work, kv: KVStore) -> Segment:
     cached = kv.length(work.sequence_id)
     slots = kv.slots(work.sequence_id)[: cached + len(tokens)]
     assert len(slots) == cached + len(tokens), (len(slots), cached, len(tokens))
-    return Segment(tokens, parents, cached, slots, wanted)
+    return Segment(tokens, parents, cached, slots, wanted, work.adapter)

@@ -67,6 +67,8 @@ class Job:
     logprobs_mode: str = "raw"
     prompt_logprobs: int | None = None
     grammar: Any = None  # protocols.Grammar: a rule of its own
+    adapter: str | None = None
+    adapter_sha256: str = ""
 
     def request(self, name: str) -> Request:
         params = SamplingParams(
@@ -92,6 +94,8 @@ class Job:
             bad_words=self.bad_words,
             dry_breakers=self.breakers,
             grammar=self.grammar,
+            adapter=self.adapter,
+            adapter_sha256=self.adapter_sha256,
         )
 
     @property

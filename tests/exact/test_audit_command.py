@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Options:
     isa: str | None = None
     threads: int | None = 1
     drafters: str | None = "noisy"
+    adapters: dict[str, str] = field(default_factory=dict)
     draft_model: str | None = None
     device: str = "cpu"
     revision: str | None = None

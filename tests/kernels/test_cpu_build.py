@@ -63,15 +63,18 @@ def test_the_commands_that_were_run() -> None:
             assert not FORBIDDEN.search(command), (name, command)
             # The Python modules compute nothing.
             exact = "-ffp-contract=off" in command or "/fp:precise" in command
-            assert exact or name in ("module.cpp", "sampling_module.cpp"), name
+            assert exact or name in ("module.cpp", "adapters_module.cpp", "sampling_module.cpp"), (
+                name
+            )
         plain = commands["unit_portable.cpp"]
         assert not re.search(r"-m(avx|fma|amx|f16c)|/arch", plain), plain
 
 
 def build(target: Path, compiler: str, *flags: str) -> Path:
     """portable_check.cpp and every source that knows no Python."""
-    sources = [NATIVE / f"{name}.cpp" for name in ("pack", "pass", "schedule", "threads", "isa")]
-    sources += [NATIVE / "unit_portable.cpp", PORTABLE]
+    names = ("adapters", "arena", "pack", "pass", "schedule", "threads", "isa")
+    sources = [NATIVE / f"{name}.cpp" for name in names]
+    sources += [NATIVE / "unit_portable.cpp", NATIVE / "unit_adapters_portable.cpp", PORTABLE]
     command = [compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-pthread", f"-I{NATIVE}"]
     subprocess.run([*command, *flags, *map(str, sources), "-o", str(target)], check=True)
     return target

@@ -28,7 +28,7 @@ LEVELS = {
     "sample": 2, "kv": 2, "model": 2,
     "draft": 3, "tree": 3, "accept": 3, "verify": 3,
     "engine": 4,
-    "fit": 3, "cost": 3, "pace": 4, "acceptance": 4, "build": 5,
+    "adapters": 3, "fit": 3, "cost": 3, "pace": 4, "acceptance": 4, "build": 5,
     "outputs": 6, "prompts": 6, "receipt": 6, "echo": 7, "beam": 7, "llm": 8,
     "serve": 9, "bench": 9, "audit": 9, "cli": 10,
     "": 11, "__main__": 11,

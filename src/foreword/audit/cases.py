@@ -19,6 +19,7 @@ from foreword.types import MAX_LOGPROBS, Request, SamplingParams
 NUM_LOGPROBS = 5
 LONG = 122  # tokens: its output crosses position 128, the end of an attention partition
 ESSAY = 300  # tokens: several partitions are full
+ADAPTED = 3  # an adapter has every third case
 ALIGNED = 16  # tokens: a multiple of every block size of the axes
 
 TEXTS = {
@@ -106,6 +107,8 @@ class Case:
     breakers: frozenset[int] = frozenset()
     group: str | None = None  # of the samples of one prompt
     grammar: Grammar | None = None
+    adapter: str | None = None
+    adapter_sha256: str = ""
 
     def request(self, request_id: str, priority: int = 0) -> Request:
         return Request(
@@ -120,7 +123,14 @@ class Case:
             dry_breakers=self.breakers,
             group=self.group,
             grammar=self.grammar,
+            adapter=self.adapter,
+            adapter_sha256=self.adapter_sha256,
         )
+
+    def under(self, adapter: str, sha256: str) -> Case:
+        """The same request with an adapter."""
+        name = f"{self.name}, adapter {adapter}"
+        return replace(self, name=name, adapter=adapter, adapter_sha256=sha256)
 
     @property
     def num_positions(self) -> int:
@@ -143,13 +153,15 @@ def make_cases(
     seed: int,
     every: bool,
     compiled: Callable[[SamplingParams], Grammar | None] | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> list[Case]:
     """Cases for the built-in prompts and the user's own.
 
     every: each prompt with each sampling; else each prompt with half of them in turn (BAD_WORDS and
     BREAKERS go with the masked one). Built-in prompts are cut to what `context` (positions) leaves
     beside `max_tokens`. compiled: makes the grammar of a case whose text must have a form; without
-    it there is none.
+    it there is none. adapters: name -> sha256; each has every third case, right behind the same one
+    without it.
     """
     room = context - max_tokens
     named = {name: encode(text)[: min(room, LONG)] for name, text in TEXTS.items()}
@@ -178,7 +190,18 @@ def make_cases(
         for number, (name, sampling) in enumerate(chosen)
     ]
     forms = [] if compiled is None else [formed(cases[len(cases) // 2], compiled)]
-    return cases + asking(cases) + siblings(cases) + forms
+    return adapted(cases, adapters or {}) + asking(cases) + siblings(cases) + forms
+
+
+def adapted(cases: SequenceOf[Case], adapters: Mapping[str, str]) -> list[Case]:
+    """The cases, every third of them again under each adapter (name -> sha256)."""
+    mixed = []
+    for number, case in enumerate(cases):
+        mixed.append(case)
+        for turn, (adapter, sha256) in enumerate(adapters.items()):
+            if (number + turn) % ADAPTED == 0:
+                mixed.append(case.under(adapter, sha256))
+    return mixed
 
 
 def formed(case: Case, compiled: Callable[[SamplingParams], Grammar | None]) -> Case:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,6 +61,8 @@ class AuditOptions(Protocol):
     @property
     def revision(self) -> str | None: ...
     @property
+    def adapters(self) -> Mapping[str, str]: ...
+    @property
     def seed(self) -> int | None: ...
     @property
     def json(self) -> bool: ...
@@ -82,6 +85,7 @@ def run(options: AuditOptions) -> int:
         isa=options.isa,
         device=options.device,
         threads=options.threads,
+        adapters=dict(options.adapters),
         speculative=SpeculativeConfig(model=options.draft_model),
     )
     progress = _progress if sys.stderr.isatty() and not options.json else None
@@ -91,7 +95,7 @@ def run(options: AuditOptions) -> int:
         report = audit(laboratory, cases, settings, progress=progress)
     finally:
         laboratory.close()
-    head = {
+    head: dict[str, Any] = {
         "model": options.model,
         "sha256": laboratory.checkpoint.fingerprint(),
         "backend": laboratory.config.backend,
@@ -103,6 +107,8 @@ def run(options: AuditOptions) -> int:
         "machine": machine.machine_type(),
         "seed": seed,
     }
+    if laboratory.adapters.loaded:
+        head["adapters"] = {one.name: one.sha256 for one in laboratory.adapters.loaded}
     if options.json:
         print(json.dumps(as_data(head, axes, settings, report), indent=2))
     else:
@@ -140,6 +146,7 @@ def _cases(laboratory: Laboratory, options: AuditOptions, seed: int) -> list[Cas
         seed=seed,
         every=not options.quick,
         compiled=laboratory.grammar,
+        adapters={one.name: one.sha256 for one in laboratory.adapters.loaded},
     )
     for case in cases:
         if not 0 < len(case.prompt_ids) <= laboratory.context - max_tokens:
@@ -213,7 +220,13 @@ def _replay(options: AuditOptions, path: Path) -> int:
     progress: Step | None = _progress if sys.stderr.isatty() and not options.json else None
     outcomes: list[Replayed] = []
     for outcome in replay(
-        options.model, records, prompt, options.revision, options.threads, progress
+        options.model,
+        records,
+        prompt,
+        options.revision,
+        options.threads,
+        progress,
+        options.adapters,
     ):
         outcomes.append(outcome)
         if not options.json:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
+from foreword.adapters import Adapters
 from foreword.audit.cases import Case
 from foreword.audit.scripts import SCRIPTS
 from foreword.audit.settings import Setting
@@ -60,6 +61,7 @@ class Laboratory:
         self.models = [
             load_model(config, one, num_tokens, self.context, progress) for one in opened
         ]
+        self.adapters = Adapters(self.models[0], config.device, config.adapters)
         self.isa: str | None = getattr(self.models[0].kernels, "isa", None)
         self.sampler = make_sampler(self.models[0])
         self.vocab_size = self.models[0].vocab_size

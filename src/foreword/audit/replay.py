@@ -22,6 +22,7 @@ from foreword.config import from_options
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.kernels._host import arithmetic_build
 from foreword.llm import LLM
+from foreword.model.weights.adapter import open_adapter
 from foreword.model.weights.checkpoint import Checkpoint
 from foreword.model.weights.open import open_checkpoint
 from foreword.outputs import CompletionOutput, Logprob, RequestOutput
@@ -106,9 +107,16 @@ def replay(
     revision: str | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> Iterator[Replayed]:
-    """Yields one outcome per record; results of one numerics share a loaded model."""
-    here = facts(open_checkpoint(model, revision, progress))
+    """Yields one outcome per record; results of one numerics share a loaded model. adapters: name
+    -> folder of those that the receipts speak of."""
+    checkpoint, adapters = open_checkpoint(model, revision, progress), adapters or {}
+    here = facts(checkpoint)
+    known = {
+        name: open_adapter(Path(folder), checkpoint.config).sha256
+        for name, folder in adapters.items()
+    }
     llm, loaded = None, None
     try:
         for record in records:
@@ -117,7 +125,7 @@ def replay(
                 problem = f"cannot be re-derived: it is {named}; only exact results can"
                 yield Replayed(record.name, 0, problem, notes(record.receipt))
                 continue
-            found = mismatches(record.receipt, here)
+            found = mismatches(record.receipt, here) + adapter_mismatch(record.receipt, known)
             if "not_replayable" in record.receipt:
                 found.append(f"the tokens depend on {record.receipt['not_replayable']}, which no "
                              "receipt can hold")  # fmt: skip
@@ -130,10 +138,17 @@ def replay(
                 if llm is not None:
                     llm.close()
                 llm, loaded = None, None  # released before the next is loaded
-                llm = LLM(model, **wanted, revision=revision, threads=threads, progress=progress)
+                llm = LLM(
+                    model,
+                    **wanted,
+                    revision=revision,
+                    threads=threads,
+                    adapters=adapters,
+                    progress=progress,
+                )
                 loaded = wanted
             assert llm is not None
-            yield _replay_one(llm, record, prompt)
+            yield _replay_one(llm, record, prompt, adapter_of(record.receipt, known))
     finally:
         if llm is not None:
             llm.close()
@@ -180,6 +195,26 @@ def mismatches(receipt: Mapping[str, Any], model: Mapping[str, Any]) -> list[str
     return [f"{what} is {old} in the receipt, {new} here" for what, old, new in pairs if old != new]
 
 
+def adapter_of(receipt: Mapping[str, Any], known: Mapping[str, str]) -> str | None:
+    """What the adapter of a receipt is called here, by its sha256; its own name goes first."""
+    wanted = receipt.get("adapter")
+    if wanted is None:
+        return None
+    named = sorted(known, key=lambda name: name != wanted["name"])
+    return next((name for name in named if known[name] == wanted["sha256"]), None)
+
+
+def adapter_mismatch(receipt: Mapping[str, Any], known: Mapping[str, str]) -> list[str]:
+    """One line when the adapter of a receipt is not among those given."""
+    wanted = receipt.get("adapter")
+    if wanted is None or adapter_of(receipt, known) is not None:
+        return []
+    name = wanted["name"]
+    if name not in known:
+        return [f"adapter {name!r} is needed; give it with --lora-modules {name}=FOLDER"]
+    return [f"adapter {name!r} sha256 is {wanted['sha256']} in the receipt, {known[name]} here"]
+
+
 def notes(receipt: Mapping[str, Any]) -> tuple[str, ...]:
     """Another version of the code may give the same bits: said, not held against it."""
     pairs = [(f"foreword {receipt.get('foreword')}", f"foreword {__version__}")]
@@ -188,7 +223,9 @@ def notes(receipt: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"made by {made}, this is {here}" for made, here in pairs if made != here)
 
 
-def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
+def _replay_one(
+    llm: LLM, record: Record, prompt: str | None, adapter: str | None = None
+) -> Replayed:
     receipt = record.receipt
 
     def outcome(problem: str | None, num_tokens: int = 0) -> Replayed:
@@ -203,7 +240,7 @@ def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
     if receipt["num_tokens"] == 0 and not has_prompt_logprobs(receipt):
         return outcome(None)
     try:
-        result = again(llm, prompt_ids, receipt)
+        result = again(llm, prompt_ids, receipt, adapter)
     except ForewordError as error:
         return outcome(f"plain decoding failed: {error}")
     (output,) = result.outputs
@@ -217,13 +254,15 @@ def has_prompt_logprobs(receipt: Mapping[str, Any]) -> bool:
     return whole and "prompt_logprobs" in receipt
 
 
-def again(llm: LLM, prompt_ids: list[int], receipt: Mapping[str, Any]) -> RequestOutput:
+def again(
+    llm: LLM, prompt_ids: list[int], receipt: Mapping[str, Any], adapter: str | None = None
+) -> RequestOutput:
     """The result that the receipt is of, with its one output. RequestError where a search gives
     fewer than there were."""
     params = sampling_params(receipt)
     beams = receipt.get("beam_search")
     if beams is None:
-        (result,) = llm.generate([prompt_ids], params)
+        (result,) = llm.generate([prompt_ids], params, adapter=adapter)
         return result
     given = {name: getattr(params, name) for name in SHARED}
     given |= {name: beams[name] for name in SEARCHED}

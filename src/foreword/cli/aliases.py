@@ -60,11 +60,6 @@ _GROUPS = {
         "gpu-memory-utilization",
     ),
     "weights run as stored, in the --numerics asked for; leave it out": ("load-format",),
-    "adapters are not implemented; merge the adapter into the weights": (
-        "enable-lora",
-        "lora-modules",
-        "adapter",
-    ),
     "this request parameter is not implemented; leave it out": (
         "tool-call-parser",
         "reasoning-parser",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from foreword.cli import adapters
 from foreword.cli.numbers import whole_number
 from foreword.cli.options import Json, Model
 from foreword.errors import ConfigError
@@ -53,6 +54,15 @@ class Options:
     threads: Annotated[int | None, typer.Option("--threads", parser=whole_number, metavar="N")] = (
         None
     )
+    lora_modules: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--lora-modules",
+            parser=adapters.named_folder,
+            metavar="NAME=FOLDER",
+            help=adapters.HELP,
+        ),
+    ] = None
     revision: Annotated[
         str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
     ] = None
@@ -96,6 +106,10 @@ class Options:
         ),
     ] = None
     json: Json = False
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        return adapters.named_folders(self.lora_modules)
 
 
 def audit(options: Options) -> int:

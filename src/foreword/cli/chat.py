@@ -87,6 +87,9 @@ def chat(
         str | None,
         typer.Option("--date", help="Told to templates that ask, YYYY-MM-DD. Default: today."),
     ] = None,
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", metavar="NAME", help="One of --lora-modules.")
+    ] = None,
 ) -> int:
     """Talk with a model. Statistics follow each answer; /help lists what else there is."""
     from foreword.cli.generate import today
@@ -98,7 +101,8 @@ def chat(
     try:
         if llm.tokenizer.chat_template is None:
             raise RequestError(f"{model} has no chat template; use foreword generate")
-        Shell(llm, params, Conversation(system), date or today()).run()
+        llm.built.adapters.find(adapter)  # a wrong name ends here, not at the first answer
+        Shell(llm, params, Conversation(system), date or today(), adapter).run()
     finally:
         llm.close()
     return 0
@@ -108,9 +112,14 @@ class Shell:
     """Reads lines, answers them, and keeps the score."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, conversation: Conversation, date: str
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        conversation: Conversation,
+        date: str,
+        adapter: str | None = None,
     ) -> None:
-        self._llm, self._params, self._date = llm, params, date
+        self._llm, self._params, self._date, self._adapter = llm, params, date, adapter
         self._conversation = conversation
         self._outputs: list[CompletionOutput] = []
         self._interrupt = Interrupt()
@@ -158,7 +167,7 @@ class Shell:
         """Stream one answer; returns it and the positions of the context in use."""
         sample: Sample | None = None
         with self._interrupt.watch():
-            stream: Any = self._llm.stream(ids, self._params, self._date)
+            stream: Any = self._llm.stream(ids, self._params, self._date, self._adapter)
             try:
                 for text, running in stream:
                     sample = running

@@ -83,6 +83,12 @@ class PromptOptions:
             rich_help_panel=_PROMPT,
         ),
     ] = None
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter", metavar="NAME", help="One of --lora-modules.", rich_help_panel=_PROMPT
+        ),
+    ] = None
 
 
 @dataclass(slots=True)
@@ -94,6 +100,7 @@ class Job:
     chat: bool = False
     system: str | None = None
     date: str | None = None
+    adapter: str | None = None
 
     def messages(self) -> list[list[dict[str, str]]]:
         head = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -147,7 +154,7 @@ def generate(
             if isinstance(params, BeamSearchParams):
                 comparison = verify_beams(model, arguments, params, results, progress)
             else:
-                comparison = verify(model, arguments, params, results, progress)
+                comparison = verify(model, arguments, params, results, progress, job.adapter)
     if json:
         _print_json(ran, logprobs is not None, comparison)
     elif comparison is not None:
@@ -178,7 +185,7 @@ def read_job(options: PromptOptions) -> Job:
     for number, text in enumerate(texts):
         if not text:
             raise RequestError(f"prompt {number} is empty; give it some text", "prompt")
-    return Job(texts, ids, system=options.system, date=options.date)
+    return Job(texts, ids, False, options.system, options.date, options.adapter)
 
 
 @dataclass(slots=True)
@@ -249,7 +256,7 @@ def _stream(llm: LLM, job: Job, params: SamplingParams) -> RequestOutput:
         date = job.date or today()
         prompt = llm.encode_chat(job.messages()[0], date=date)
     sample = None
-    for text, running in llm.stream(prompt, params, date):
+    for text, running in llm.stream(prompt, params, date, job.adapter):
         sample = running
         typer.echo(text, nl=False)
     typer.echo()
@@ -260,9 +267,12 @@ def _stream(llm: LLM, job: Job, params: SamplingParams) -> RequestOutput:
 def _batch(llm: LLM, job: Job, params: SamplingParams, quiet: bool) -> list[RequestOutput]:
     with progress_bars(not quiet) as progress:
         if job.chat:
-            results = llm.chat(job.messages(), params, date=job.date, progress=progress)
+            results = llm.chat(
+                job.messages(), params, date=job.date, adapter=job.adapter, progress=progress
+            )
         else:
-            results = llm.generate(job.texts or job.ids, params, progress=progress)
+            prompts = job.texts or job.ids
+            results = llm.generate(prompts, params, adapter=job.adapter, progress=progress)
     for result, text in zip(results, job.texts, strict=False):
         result.prompt = text
     return results

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foreword.cli import adapters
 from foreword.cli.config_file import ConfigFile
 from foreword.cli.numbers import decimal, whole_number
 from foreword.errors import ConfigError
@@ -145,6 +146,17 @@ class EngineOptions:
     revision: Annotated[
         str | None, _text("--revision", "Branch, tag or commit on the hub.", _ENGINE)
     ] = None
+    lora_modules: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--lora-modules",
+            parser=adapters.named_folder,
+            metavar="NAME=FOLDER",
+            help=adapters.HELP,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    enable_lora: Annotated[bool, typer.Option("--enable-lora", hidden=True)] = False
     enable_deterministic_inference: Annotated[
         bool, typer.Option("--enable-deterministic-inference", hidden=True)
     ] = False
@@ -174,6 +186,9 @@ def llm_arguments(options: EngineOptions, seed: int | None = None) -> dict[str, 
     }
     given["enable_prefix_caching"] = options.prefix_caching
     given["seed"] = seed
+    given["adapters"] = adapters.named_folders(options.lora_modules) or None
+    if options.enable_lora:
+        typer.echo("note: --enable-lora is not needed here, --lora-modules is enough", err=True)
     if options.enable_deterministic_inference:
         typer.echo("note: --enable-deterministic-inference is always on here", err=True)
     arguments = {name: value for name, value in given.items() if value is not None}

@@ -54,6 +54,7 @@ def verify(
     params: SamplingParams,
     results: Sequence[RequestOutput],
     progress: Progress | None,
+    adapter: str | None = None,
 ) -> Comparison:
     """Run each sample of `results` by itself; the first difference ends the comparison."""
     from foreword.llm import LLM
@@ -84,7 +85,7 @@ def verify(
             if not output.token_ids:
                 continue
             alone_params = replace(alone_params, max_tokens=len(output.token_ids))
-        again = plain.generate(result.prompt_token_ids, alone_params)
+        again = plain.generate(result.prompt_token_ids, alone_params, adapter=adapter)
         (expected,) = again[0].outputs
         if again[0].prompt_logprobs != result.prompt_logprobs:
             comparison.difference = f"prompt {number}: its logprobs differ"

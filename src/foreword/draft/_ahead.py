@@ -69,4 +69,5 @@ class Ahead:
         places = np.concatenate((slots[: line.start], slots[first : first + count]))
         parents = tuple(range(-1, count - 1))
         wanted = tuple(range(count - line.wanted, count))
-        return Segment(tuple(line.tokens), parents, line.start, places, wanted)
+        adapter = line.sequence.request.adapter
+        return Segment(tuple(line.tokens), parents, line.start, places, wanted, adapter)

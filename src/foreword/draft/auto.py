@@ -228,10 +228,10 @@ class AutoDrafter:
         return merged.best(limit)
 
     def _calibration(self, sequence: Sequence) -> Calibration:
-        salt = sequence.request.salt if self._context.learning else ""
+        salt = sequence.request.scope if self._context.learning else ""
         found = self._calibrations.get(salt)
         if found is None:
-            running = {state.sequence.request.salt for state in self._states.values()}
+            running = {state.sequence.request.scope for state in self._states.values()}
             idle = [name for name in self._calibrations if name not in running]
             for name in idle[: max(0, len(self._calibrations) - self._config.salts + 1)]:
                 del self._calibrations[name]

@@ -91,7 +91,7 @@ class RecycleDrafter:
         self._bigrams = bigrams
         self._width = min(config.width, context.vocab_size)
         self._cold = shares_of(bigrams.logits)
-        self._tables: dict[str, ContextTable] = {}  # by salt, the one used last is last
+        self._tables: dict[str, ContextTable] = {}  # by scope, the one used last is last
         self.prompt_rows = config.prompt_rows if context.learning else 0
 
     def begin(self, sequence: Sequence) -> None:
@@ -111,21 +111,21 @@ class RecycleDrafter:
             contexts = [keys_of(ids[max(0, before - 3) : before], BASE)]
             for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
                 contexts.append(follow(contexts[parent], token, BASE))
-            self._learn(outcome.sequence.request.salt, contexts, outcome.logits)
+            self._learn(outcome.sequence.request.scope, contexts, outcome.logits)
 
     def read_prompt(self, sequence: Sequence, start: int, logits: np.ndarray) -> None:
         """The target's raw rows float32 [rows, vocab] after prompt tokens `start` and on."""
         ids, contexts = sequence.token_ids, []
         for position in range(start, start + len(logits)):
             contexts.append(keys_of(ids[max(0, position - 2) : position + 1], BASE))
-        self._learn(sequence.request.salt, contexts, logits)
+        self._learn(sequence.request.scope, contexts, logits)
 
     def end(self, sequence: Sequence) -> None:
         pass
 
-    def _learn(self, salt: str, contexts: list[Keys], logits: np.ndarray) -> None:
-        table = self._tables.pop(salt, None) or ContextTable(self._config.capacity)
-        self._tables[salt] = table
+    def _learn(self, scope: str, contexts: list[Keys], logits: np.ndarray) -> None:
+        table = self._tables.pop(scope, None) or ContextTable(self._config.capacity)
+        self._tables[scope] = table
         if len(self._tables) > self._config.salts:
             del self._tables[next(iter(self._tables))]
         try:
@@ -139,7 +139,7 @@ class RecycleDrafter:
         trie, depth = Trie(), self._context.depth_for(sequence)
         if budget < 1 or depth < 1:
             return trie
-        table = self._tables.get(sequence.request.salt)
+        table = self._tables.get(sequence.request.scope)
         keys = keys_of(sequence.token_ids, BASE)
         token, order, node, level, reach = sequence.token_ids[-1], 0, -1, 0, 1.0
         frontier: list[Entry] = []

@@ -116,7 +116,7 @@ class SiblingsDrafter:
 
 
 def _key(sequence: Sequence) -> tuple[str, str]:
-    return sequence.request.salt, sequence.request.group or ""
+    return sequence.request.scope, sequence.request.group or ""
 
 
 def make(config: Config, context: DraftContext) -> Drafter:

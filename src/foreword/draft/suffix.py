@@ -124,13 +124,13 @@ class SuffixDrafter:
             del self._books[key]
         if self._remembers and sequence.finish_reason in ("stop", "length"):
             start = sequence.num_prompt - 1
-            self._archive.add(sequence.request.salt, sequence.token_ids[start:])
+            self._archive.add(sequence.request.scope, sequence.token_ids[start:])
 
     def _key(self, sequence: Sequence) -> tuple[object, ...]:
         """Who shares a book: equal prompts of one salt; nobody where learning is frozen."""
         request = sequence.request
         if self._context.learning:
-            return request.salt, request.prompt_ids
+            return request.scope, request.prompt_ids
         return (sequence.id,)
 
     def _draft(self, sequence: Sequence, budget: int) -> Trie:
@@ -142,7 +142,7 @@ class SuffixDrafter:
         reader.read(sequence.token_ids)
         own, state = reader.book.automaton, reader.state
         matched = own.size[state]
-        others = self._archive.of(sequence.request.salt) if self._remembers else None
+        others = self._archive.of(sequence.request.scope) if self._remembers else None
         state_there, matched_there = ROOT, 0
         if others is not None:
             for token in sequence.token_ids[-RECENT:]:

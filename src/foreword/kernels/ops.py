@@ -30,11 +30,21 @@ Numerics modes of a product y = x W^T (everything else is float32 in all of them
       y = y + s * (scale * float(dot(q_x, q)) + offset * float(sum(q_x)))
 - The term with `offset` is absent, not zero, for a type without. A matrix that is not quantised
   runs as in bfloat16 mode in a16 and a8. A quantised embedding gives scale * q + offset in float32.
+
+An adapter (LoRA, arXiv 2106.09685) adds to a product y = x W^T + b of its own rows, and the other
+rows skip it: their bits are those of a model without adapters.
+      u = scale * (A x)        x as floats of the mode (float32, else rounded to bfloat16), A as
+      y = y + B u              stored; sums and products in float32, in orders fixed by the shapes
+Orders of these sums: reference and torch, the library's own for that shape; cpu, A x over K in 16
+lanes and B u over the rank, ascending (native/adapter_ops.h). The sum with y comes after the bias
+and before whatever follows, q/k norm or activation; where y goes into the residual, after that sum:
+(hidden + y) + B u.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -82,6 +92,23 @@ class LayerWeights:
     window: int | None  # the token itself + window - 1 earlier keys; None = all
 
 
+PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")  # of LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to one product: B (scale * (A x))."""
+
+    down: Tensor  # A [rank, in]; float32, float16 or bfloat16
+    up: Tensor  # B [out, rank]; one of these, too
+    scale: float  # representable in float32
+
+
+AdapterLayer = Mapping[str, LowRank]  # by projection; those left out stay as they are
+Adapters = Mapping[str, Packed]  # by name, what `pack_adapter` made
+NO_ADAPTERS: Adapters = {}
+
+
 class Backend(Protocol):
     """What every backend does at load: one folder (or file) of kernels/."""
 
@@ -108,17 +135,30 @@ class Backend(Protocol):
 
     def pack_head(self, norm: Tensor, weight: Weight) -> Packed: ...
 
+    def pack_adapter(self, layers: SequenceOf[AdapterLayer]) -> Packed:
+        """One for each layer of the model, shapes checked."""
+
 
 class Kernels(Backend, Protocol):
     """A backend that runs a pass op by op."""
 
-    def start(self, batch: Batch) -> Pass:
-        """Index tables of one pass, shared by all layers."""
+    def start(self, batch: Batch, adapters: Adapters = NO_ADAPTERS) -> Pass:
+        """Index tables of one pass, shared by all layers. `adapters`: at least those that the
+        batch's segments name."""
+
+    def extra(self, step: Pass, layer: int) -> Packed | None:
+        """What adapters add to the products of one layer; None in a batch without."""
 
     def embed(self, embedding: Packed, step: Pass) -> Hidden: ...
 
     def attend_input(
-        self, layer: Packed, hidden: Hidden, step: Pass, keys: Tensor, values: Tensor
+        self,
+        layer: Packed,
+        hidden: Hidden,
+        step: Pass,
+        keys: Tensor,
+        values: Tensor,
+        extra: Packed | None = None,
     ) -> Hidden:
         """Norm, Q/K/V products, biases, q/k norm, rotary; write K and V into `keys` and `values`
         ([slots, kv_heads, width], in the format of their dtype: kv/pool.py) at the batch's slots;
@@ -129,10 +169,12 @@ class Kernels(Backend, Protocol):
     ) -> Hidden:
         """Softmax(q k / sqrt(head_dim)) v over what each row sees (its window included)."""
 
-    def attend_output(self, layer: Packed, context: Hidden, hidden: Hidden) -> Hidden:
+    def attend_output(
+        self, layer: Packed, context: Hidden, hidden: Hidden, extra: Packed | None = None
+    ) -> Hidden:
         """hidden + context W^T + b."""
 
-    def mlp(self, layer: Packed, hidden: Hidden) -> Hidden:
+    def mlp(self, layer: Packed, hidden: Hidden, extra: Packed | None = None) -> Hidden:
         """hidden + down(silu(gate(norm(hidden))) * up(norm(hidden)))."""
 
     def logits(self, head: Packed, hidden: Hidden, step: Pass) -> np.ndarray:
@@ -156,9 +198,10 @@ class WholePass(Backend, Protocol):
         keys: list[Tensor],
         values: list[Tensor],
         skip: Set[int] = frozenset(),
+        adapters: Adapters = NO_ADAPTERS,
     ) -> np.ndarray:
         """As `logits`; `keys` and `values` are those of every layer. `skip`: units left out, see
-        protocols.PartialModel."""
+        protocols.PartialModel. `adapters`: as for `start`."""
 
 
 @dataclass(frozen=True, slots=True)

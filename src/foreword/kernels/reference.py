@@ -8,6 +8,7 @@ reference`). A row is one matrix-vector product per weight, so nothing beside it
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -20,8 +21,12 @@ from foreword.errors import KernelUnavailable
 from foreword.kernels import _kv, _quantised
 from foreword.kernels.guard import pinned
 from foreword.kernels.ops import (
+    NO_ADAPTERS,
     QUANTISED,
+    AdapterLayer,
+    Adapters,
     LayerWeights,
+    LowRank,
     Projection,
     RotaryTable,
     Weight,
@@ -38,6 +43,10 @@ PARTITION = 32  # keys in an attention partition
 class Step:
     batch: Batch
     lanes: tuple[np.ndarray, ...]  # per row: the slot of every content position up to its own
+    adapters: tuple[SequenceOf[AdapterLayer] | None, ...]  # per row
+
+
+Extra = SequenceOf[AdapterLayer]  # per row, empty for one without an adapter
 
 
 class ReferenceKernels:
@@ -104,7 +113,18 @@ class ReferenceKernels:
     def pack_head(self, norm: Tensor, weight: Weight) -> tuple[Tensor, Weight]:
         return _own(norm.to(self.compute)), self._matrix(weight)
 
-    def start(self, batch: Batch) -> Step:
+    def pack_adapter(self, layers: SequenceOf[AdapterLayer]) -> list[AdapterLayer]:
+        return [
+            {
+                name: LowRank(
+                    _own(part.down.to(self.compute)), _own(part.up.to(self.compute)), part.scale
+                )
+                for name, part in layer.items()
+            }
+            for layer in layers
+        ]
+
+    def start(self, batch: Batch, adapters: Adapters = NO_ADAPTERS) -> Step:
         if self._closed:
             raise KernelUnavailable("this model is closed; load it again to use it")
         lanes: list[np.ndarray] = []
@@ -115,7 +135,17 @@ class ReferenceKernels:
             for row, parent in enumerate(segment.parents):
                 before = lanes[first + parent] if parent >= 0 else cached
                 lanes.append(np.append(before, own[row]))
-        return Step(batch, tuple(lanes))
+        own_adapters = [
+            None if segment.adapter is None else adapters[segment.adapter]
+            for segment in batch.segments
+            for _ in segment.parents
+        ]
+        return Step(batch, tuple(lanes), tuple(own_adapters))
+
+    def extra(self, step: Step, layer: int) -> Extra | None:
+        if not any(step.adapters):
+            return None
+        return [{} if one is None else one[layer] for one in step.adapters]
 
     def embed(self, embedding: Weight, step: Step) -> list[Tensor]:
         tokens = step.batch.token_ids.tolist()
@@ -124,15 +154,29 @@ class ReferenceKernels:
         return [embedding[token] for token in tokens]
 
     def attend_input(
-        self, layer: LayerWeights, hidden: list[Tensor], step: Step, keys: Tensor, values: Tensor
+        self,
+        layer: LayerWeights,
+        hidden: list[Tensor],
+        step: Step,
+        keys: Tensor,
+        values: Tensor,
+        extra: Extra | None = None,
     ) -> list[Tensor]:
         queries = []
         for row, line in enumerate(hidden):
             position, slot = int(step.batch.positions[row]), int(step.batch.slots[row])
             normed = self._norm(line, layer.attention_norm)
-            query = self._heads(self._product(layer.query, normed), layer.query_norm)
-            key = self._heads(self._product(layer.key, normed), layer.key_norm)
-            value = self._product(layer.value, normed).view(-1, self.config.head_dim)
+            added = extra[row] if extra else {}
+            q, k, v = (
+                self._add(self._product(part, normed), added.get(name), normed)
+                for name, part in (
+                    ("query", layer.query),
+                    ("key", layer.key),
+                    ("value", layer.value),
+                )
+            )
+            query, key = self._heads(q, layer.query_norm), self._heads(k, layer.key_norm)
+            value = v.view(-1, self.config.head_dim)
             queries.append(self._rotate(query, position))
             keys[slot] = _kv.stored(self._rotate(key, position), keys.dtype)
             values[slot] = _kv.stored(value, values.dtype)
@@ -192,16 +236,30 @@ class ReferenceKernels:
         return value / total
 
     def attend_output(
-        self, layer: LayerWeights, context: list[Tensor], hidden: list[Tensor]
+        self,
+        layer: LayerWeights,
+        context: list[Tensor],
+        hidden: list[Tensor],
+        extra: Extra | None = None,
     ) -> list[Tensor]:
-        return [h + self._product(layer.output, c) for h, c in zip(hidden, context, strict=True)]
-
-    def mlp(self, layer: LayerWeights, hidden: list[Tensor]) -> list[Tensor]:
         out = []
-        for line in hidden:
+        for row, line in enumerate(context):
+            added = extra[row].get("output") if extra else None
+            out.append(self._add(hidden[row] + self._product(layer.output, line), added, line))
+        return out
+
+    def mlp(
+        self, layer: LayerWeights, hidden: list[Tensor], extra: Extra | None = None
+    ) -> list[Tensor]:
+        out = []
+        for row, line in enumerate(hidden):
+            added = extra[row] if extra else {}
             normed = self._norm(line, layer.mlp_norm)
-            gate, up = self._product(layer.gate, normed), self._product(layer.up, normed)
-            out.append(line + self._product(layer.down, gate * torch.sigmoid(gate) * up))
+            gate = self._add(self._product(layer.gate, normed), added.get("gate"), normed)
+            up = self._add(self._product(layer.up, normed), added.get("up"), normed)
+            inner = gate * torch.sigmoid(gate) * up
+            result = line + self._product(layer.down, inner)
+            out.append(self._add(result, added.get("down"), inner))
         return out
 
     def logits(self, head: tuple[Tensor, Weight], hidden: list[Tensor], step: Step) -> np.ndarray:
@@ -228,6 +286,13 @@ class ReferenceKernels:
         else:
             result = torch.mv(weight, self._rounded(line))
         return result if projection.bias is None else result + projection.bias
+
+    def _add(self, result: Tensor, adapter: LowRank | None, line: Tensor) -> Tensor:
+        """What an adapter makes of a product's result; `line` is the product's input."""
+        if adapter is None:
+            return result
+        low = torch.mv(adapter.down, self._rounded(line)) * adapter.scale
+        return result + torch.mv(adapter.up, low)
 
     def _norm(self, line: Tensor, weight: Tensor) -> Tensor:
         return (

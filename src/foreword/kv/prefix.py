@@ -1,9 +1,9 @@
 """Which page holds which prefix: a SHA-256 chain over (identity, salt, ids) and an LRU order.
 
 A key names the content of a whole prefix, not of one block: `extend(parent, ids)` hashes the key of
-everything before it. `identity` (model, adapter, numerics, KV format) and the request's salt open
-the chain, so what may not be shared cannot meet. Pages are plain integers here; whether one is in
-use, and what it costs, is the store's business (`paged.py`).
+everything before it. `identity` (model, numerics, KV format) and the request's scope (adapter and
+salt) open the chain, so what may not be shared cannot meet. Pages are plain integers here; whether
+one is in use, and what it costs, is the store's business (`paged.py`).
 
 Two pages with the same content keep one entry: the first stays, the second is simply not listed.
 

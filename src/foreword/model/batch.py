@@ -24,6 +24,7 @@ class Segment:
     cached: int  # positions whose K/V are in the store
     slots: np.ndarray  # int64 [cached + rows]: slot of each cached position, then of each row
     logit_rows: tuple[int, ...]  # rows of this segment whose logits are wanted
+    adapter: str | None = None  # name of the adapter that all of its rows run under
 
     @staticmethod
     def chain(tokens: SequenceOf[int], slots: np.ndarray, logits: bool = True) -> Segment:

@@ -7,11 +7,20 @@ device.
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 from torch import Tensor
 
-from foreword.kernels.ops import Kernels, LayerWeights, Packed, Projection, Weight, WholePass
+from foreword.kernels.ops import (
+    AdapterLayer,
+    Kernels,
+    LayerWeights,
+    Packed,
+    Projection,
+    Weight,
+    WholePass,
+)
 from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
 from foreword.protocols import KVStore
@@ -39,6 +48,7 @@ class Decoder:
         self._by_op = None if isinstance(kernels, WholePass) else kernels
         self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
         self._layers: list[Packed] = []
+        self._adapters: dict[str, Packed] = {}  # by name
         with kernels.guard():  # reading weights is arithmetic, too
             steps, head = config.num_layers + 1, load("model.embed_tokens.weight")
             self._embedding = kernels.pack_embedding(head)
@@ -62,24 +72,35 @@ class Decoder:
     def num_layers(self) -> int:
         return len(self._layers)
 
+    def load_adapter(self, name: str, layers: SequenceOf[AdapterLayer]) -> None:
+        """From now on a segment may name it. Weights of an adapter of that name are replaced."""
+        assert len(layers) == self.num_layers, (len(layers), self.num_layers)
+        with self.kernels.guard():
+            self._adapters[name] = self.kernels.pack_adapter(layers)
+
+    def unload_adapter(self, name: str) -> None:
+        """Nobody uses it any more."""
+        del self._adapters[name]
+
     def forward(self, batch: Batch, kv: KVStore, skip: Set[int] = frozenset()) -> np.ndarray:
         """float32 [len(batch.logit_rows), vocab_size]; writes K and V of every row."""
         kernels, pool = self._by_op, kv.pool
         if self._whole is not None:
             parts = self._embedding, self._layers, self._head
-            return self._whole.run(*parts, batch, pool.keys, pool.values, skip)
+            return self._whole.run(*parts, batch, pool.keys, pool.values, skip, self._adapters)
         assert kernels is not None
         with kernels.guard():
-            step = kernels.start(batch)
+            step = kernels.start(batch, self._adapters)
             hidden = kernels.embed(self._embedding, step)
             every = zip(self._layers, pool.keys, pool.values, strict=True)
             for number, (layer, keys, values) in enumerate(every):
+                extra = kernels.extra(step, number)
                 if 2 * number not in skip:
-                    query = kernels.attend_input(layer, hidden, step, keys, values)
+                    query = kernels.attend_input(layer, hidden, step, keys, values, extra)
                     context = kernels.attend(layer, query, step, keys, values)
-                    hidden = kernels.attend_output(layer, context, hidden)
+                    hidden = kernels.attend_output(layer, context, hidden, extra)
                 if 2 * number + 1 not in skip:
-                    hidden = kernels.mlp(layer, hidden)
+                    hidden = kernels.mlp(layer, hidden, extra)
             if not len(batch.logit_rows):
                 return np.zeros((0, self.vocab_size), dtype=np.float32)
             return kernels.logits(self._head, hidden, step)

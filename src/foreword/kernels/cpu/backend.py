@@ -8,6 +8,7 @@ there are only decides who computes what.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence as SequenceOf
 from collections.abc import Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,11 +20,21 @@ from torch import Tensor
 
 from foreword.config import NUMERICS
 from foreword.errors import KernelUnavailable
-from foreword.kernels.cpu.packing import Packer
+from foreword.kernels.cpu.packing import FLAT, Packer
 from foreword.kernels.cpu.room import Room, place
 from foreword.kernels.cpu.sampling import NativeRows
 from foreword.kernels.guard import pinned
-from foreword.kernels.ops import LayerWeights, Projection, RotaryTable, Weight, check_config
+from foreword.kernels.ops import (
+    NO_ADAPTERS,
+    PROJECTIONS,
+    AdapterLayer,
+    Adapters,
+    LayerWeights,
+    Projection,
+    RotaryTable,
+    Weight,
+    check_config,
+)
 from foreword.model.batch import Batch
 from foreword.model.config import ModelConfig
 
@@ -146,6 +157,26 @@ class CpuKernels:
         self._vocab = rows
         return Head(_vector(norm), embedding.narrow(rows))
 
+    def pack_adapter(self, layers: SequenceOf[AdapterLayer]) -> Any:
+        """A native Adapter, which holds copies."""
+        packed = self.native.Adapter(len(layers))
+        for number, layer in enumerate(layers):
+            for name, part in layer.items():
+                down, up = part.down.contiguous(), part.up.contiguous()
+                packed.set(
+                    number,
+                    PROJECTIONS.index(name),
+                    down.shape[0],
+                    down.shape[1],
+                    up.shape[0],
+                    part.scale,
+                    FLAT[down.dtype],
+                    down.data_ptr(),
+                    FLAT[up.dtype],
+                    up.data_ptr(),
+                )
+        return packed
+
     def _assemble(self, embedding: Any, layers: list[Layer], head: Head) -> Any:
         config = self.config
         network = self.native.Network(
@@ -192,6 +223,7 @@ class CpuKernels:
         keys: list[Tensor],
         values: list[Tensor],
         skip: Set[int] = frozenset(),
+        adapters: Adapters = NO_ADAPTERS,
     ) -> np.ndarray:
         """The whole pass: float32 [len(logit_rows), vocab], K and V written to the pool."""
         pool = self._open_pool()
@@ -205,6 +237,8 @@ class CpuKernels:
         key_addresses, value_addresses = self._addresses(keys, values)
         held: list[np.ndarray] = []  # alive until the call is over
         segments, first = [], 0
+        named = [part.adapter for part in batch.segments]
+        used = [None if name is None else adapters[name] for name in named] if any(named) else []
         for part in batch.segments:
             assert part.slots.dtype == np.int64
             parents = np.asarray(part.parents, dtype=np.int32)
@@ -227,6 +261,7 @@ class CpuKernels:
             KV_FORMATS.index(keys[0].dtype),
             place(logits),
             sorted(skip),
+            used,
         )
         return logits
 

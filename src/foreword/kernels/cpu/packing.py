@@ -15,7 +15,7 @@ from foreword.model.weights.grouped import GroupedInt, dense
 
 FLOAT32, FLOAT16, BFLOAT16, PAIRS = range(4)  # native Format
 WIDE_INPUT, BFLOAT16_INPUT, A8_INPUT, A16_INPUT = range(4)  # native Activation
-_FLAT = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
+FLAT = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 _ROW_MULTIPLE = 64  # a scale per row: k is padded to whole blocks
 
 
@@ -38,7 +38,7 @@ class Packer:
 
     def _floats(self, weight: Tensor, bias: int) -> Any:
         if self.numerics == "float32":
-            form, inputs = _FLAT[weight.dtype], WIDE_INPUT
+            form, inputs = FLAT[weight.dtype], WIDE_INPUT
         else:
             form, inputs, weight = PAIRS, BFLOAT16_INPUT, weight.bfloat16()
         weight = weight.contiguous()

@@ -9,8 +9,8 @@ the product rounds or quantises them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,13 +21,25 @@ from foreword.errors import KernelUnavailable
 from foreword.kernels._kv import stored
 from foreword.kernels.guard import pinned
 from foreword.kernels.ops import (
+    NO_ADAPTERS,
     QUANTISED,
+    AdapterLayer,
+    Adapters,
     LayerWeights,
     Projection,
     RotaryTable,
     Weight,
     check_config,
     require_device,
+)
+from foreword.kernels.torch.adapters import (
+    AdapterFactors,
+    Added,
+    Extra,
+    Factors,
+    add_to_rows,
+    places,
+    verify_factors,
 )
 from foreword.kernels.torch.attention import attend
 from foreword.kernels.torch.check import verify_pieces
@@ -39,8 +51,18 @@ from foreword.kernels.torch.linear import (
     to_tiles,
     verify_blocks,
 )
-from foreword.kernels.torch.pieces import Pieces, plan_pieces
-from foreword.kernels.torch.products import BlockProduct, Dense, FusedGate, Gate, Joined, Product
+from foreword.kernels.torch.parts import Head, Layer, Step
+from foreword.kernels.torch.pieces import plan_pieces
+from foreword.kernels.torch.products import (
+    NOTHING,
+    BlockProduct,
+    Dense,
+    FusedGate,
+    Gate,
+    GateProduct,
+    Joined,
+    Product,
+)
 from foreword.kernels.torch.quantised import (
     QuantisedBlocks,
     QuantisedEmbedding,
@@ -52,40 +74,6 @@ from foreword.model.config import ModelConfig
 from foreword.model.weights.grouped import GroupedInt, dense
 
 PARTITION = 128  # keys in an attention partition
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    attention_norm: Tensor
-    qkv: Product
-    qkv_bias: Tensor | None
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Product
-    output_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Product
-    down: Product
-    down_bias: Tensor | None
-    window: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    norm: Tensor
-    weight: Product
-
-
-@dataclass(slots=True)
-class Step:
-    """Index tables of one pass."""
-
-    batch: Batch
-    token_ids: Tensor  # [rows]
-    cos: Tensor  # [tiles, TILE, 1, head_dim / 2]
-    sin: Tensor
-    slots: Tensor  # [rows]
-    pieces: dict[int | None, Pieces] = field(default_factory=dict)  # by window
 
 
 class TorchKernels:
@@ -165,6 +153,17 @@ class TorchKernels:
         self._verify(blocks)
         return Head(self._vector(norm), Dense(blocks, self.dtype))
 
+    def pack_adapter(self, layers: SequenceOf[AdapterLayer]) -> AdapterFactors:
+        packed = [
+            {name: Factors.of(part, self.device) for name, part in layer.items()}
+            for layer in layers
+        ]
+        for factors in (factors for layer in packed for factors in layer.values()):
+            if factors.kind not in self._verified:
+                verify_factors(factors)
+                self._verified.add(factors.kind)
+        return packed
+
     def _product(self, *weights: Weight) -> Product:
         """Of one matrix, or of several with the same inputs."""
         if self.numerics in QUANTISED and any(isinstance(part, GroupedInt) for part in weights):
@@ -185,7 +184,7 @@ class TorchKernels:
             self._verified.add((weight.group, *weight.shape))
         return blocks
 
-    def _gate(self, gate: Projection, up: Projection) -> Product:
+    def _gate(self, gate: Projection, up: Projection) -> GateProduct:
         ranges = column_blocks(gate.weight.shape[0])
         if self.numerics in QUANTISED and (
             isinstance(gate.weight, GroupedInt) or isinstance(up.weight, GroupedInt)
@@ -248,7 +247,7 @@ class TorchKernels:
 
     # -- one pass -------------------------------------------------------------------------------
 
-    def start(self, batch: Batch) -> Step:
+    def start(self, batch: Batch, adapters: Adapters = NO_ADAPTERS) -> Step:
         positions = torch.from_numpy(batch.positions).to(self.device)
         return Step(
             batch,
@@ -256,7 +255,14 @@ class TorchKernels:
             to_tiles(self.cos[positions])[:, :, None, :],
             to_tiles(self.sin[positions])[:, :, None, :],
             torch.from_numpy(batch.slots).to(self.device),
+            [(adapters[name], rows) for name, rows in places(batch, self.device).items()],
         )
+
+    def extra(self, step: Step, layer: int) -> Extra | None:
+        if not step.adapted:
+            return None
+        users = [(packed[layer], rows) for packed, rows in step.adapted]
+        return Extra(users, self.dtype, self.workers)
 
     def embed(self, embedding: Tensor | QuantisedEmbedding, step: Step) -> Tensor:
         if isinstance(embedding, QuantisedEmbedding):
@@ -264,11 +270,20 @@ class TorchKernels:
         return to_tiles(embedding[step.token_ids].float())
 
     def attend_input(
-        self, layer: Layer, hidden: Tensor, step: Step, keys: Tensor, values: Tensor
+        self,
+        layer: Layer,
+        hidden: Tensor,
+        step: Step,
+        keys: Tensor,
+        values: Tensor,
+        extra: Extra | None = None,
     ) -> Tensor:
         config = self.config
-        projected = layer.qkv.apply(self._normed(hidden, layer.attention_norm), self.workers)
+        inputs = self._normed(hidden, layer.attention_norm)
+        projected = layer.qkv.apply(inputs, self.workers)
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        starts = {"query": 0, "key": heads * dim, "value": (heads + kv_heads) * dim}
+        added = {name: extra.added(name, inputs) for name in starts} if extra else {}
         query = torch.empty(
             (*hidden.shape[:2], heads, dim), dtype=torch.float32, device=self.device
         )
@@ -277,6 +292,8 @@ class TorchKernels:
             line = projected[tile]
             if layer.qkv_bias is not None:
                 line = line + layer.qkv_bias
+            for name, more in added.items():
+                add_to_rows(line, more, tile, starts[name])
             line = line.view(TILE, heads + 2 * kv_heads, dim)
             q, k = line[:, :heads], line[:, heads : heads + kv_heads]
             v = line[:, heads + kv_heads :]
@@ -301,14 +318,23 @@ class TorchKernels:
         context = attend(query, keys, values, pieces, self.workers)
         return context.view(-1, TILE, context.shape[1] * context.shape[2])
 
-    def attend_output(self, layer: Layer, context: Tensor, hidden: Tensor) -> Tensor:
-        product = layer.output.apply(self._inputs(context.to(self.input_dtype)), self.workers)
-        return self._residual(hidden, product, layer.output_bias)
+    def attend_output(
+        self, layer: Layer, context: Tensor, hidden: Tensor, extra: Extra | None = None
+    ) -> Tensor:
+        inputs = self._inputs(context.to(self.input_dtype))
+        product = layer.output.apply(inputs, self.workers)
+        result = self._residual(hidden, product, layer.output_bias)
+        return result if extra is None else _plus(result, extra.added("output", inputs))
 
-    def mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
-        inner = layer.gate_up.apply(self._normed(hidden, layer.mlp_norm), self.workers)
-        down = layer.down.apply(self._inputs(inner), self.workers)
-        return self._residual(hidden, down, layer.down_bias)
+    def mlp(self, layer: Layer, hidden: Tensor, extra: Extra | None = None) -> Tensor:
+        inputs = self._normed(hidden, layer.mlp_norm)
+        more = NOTHING
+        if extra is not None:
+            more = extra.added("gate", inputs), extra.added("up", inputs)
+        inputs = self._inputs(layer.gate_up.apply(inputs, self.workers, more))
+        down = layer.down.apply(inputs, self.workers)
+        result = self._residual(hidden, down, layer.down_bias)
+        return result if extra is None else _plus(result, extra.added("down", inputs))
 
     def logits(self, head: Head, hidden: Tensor, step: Step) -> np.ndarray:
         wanted = torch.from_numpy(step.batch.logit_rows).to(self.device)
@@ -337,6 +363,13 @@ class TorchKernels:
         if bias is not None:
             product += bias
         return product.add_(hidden)
+
+
+def _plus(result: Tensor, added: Added) -> Tensor:
+    """What adapters add to rows of [tiles, TILE, out], in place."""
+    for tile in added:
+        add_to_rows(result[tile], added, tile)
+    return result
 
 
 def _rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from foreword.kernels.torch.adapters import Added, add_to_columns
 from foreword.kernels.torch.inputs import Inputs
 from foreword.kernels.torch.linear import Blocks, product, tasks
 from foreword.kernels.torch.quantised import QuantisedBlocks
@@ -22,6 +23,15 @@ from foreword.kernels.torch.workers import Workers
 class Product(Protocol):
     def apply(self, inputs: Inputs, workers: Workers) -> Tensor:
         """float32 [tiles, TILE, out]."""
+
+
+Pair = tuple[Added, Added]  # what adapters add to gate and up
+NOTHING: Pair = {}, {}
+
+
+class GateProduct(Protocol):
+    def apply(self, inputs: Inputs, workers: Workers, added: Pair = NOTHING) -> Tensor:
+        """silu(gate) * up, [tiles, TILE, out]."""
 
 
 class BlockProduct(Product, Protocol):
@@ -63,7 +73,7 @@ class FusedGate:
     parts: tuple[Tensor, ...]
     biases: tuple[Tensor, ...] | None
 
-    def apply(self, inputs: Inputs, workers: Workers) -> Tensor:
+    def apply(self, inputs: Inputs, workers: Workers, added: Pair = NOTHING) -> Tensor:
         tiles = inputs.plain(self.parts[0].dtype)
         step, width = self.parts[0].shape[0] // 2, sum(part.shape[0] // 2 for part in self.parts)
         inner = torch.empty(
@@ -77,6 +87,8 @@ class FusedGate:
             if self.biases is not None:
                 both = both + self.biases[block][:, None]
             half = part.shape[0] // 2
+            add_to_columns(both[:half], added[0], tile, block * step)
+            add_to_columns(both[half:], added[1], tile, block * step)
             gated = silu(both[:half]).mul_(both[half:])
             inner[tile, :, block * step : block * step + half] = gated.t()
 
@@ -94,20 +106,23 @@ class Gate:
     gate_bias: Tensor | None
     up_bias: Tensor | None
 
-    def apply(self, inputs: Inputs, workers: Workers) -> Tensor:
+    def apply(self, inputs: Inputs, workers: Workers, added: Pair = NOTHING) -> Tensor:
         tiles = inputs.tiles
         shape = (*tiles.shape[:2], self.ranges[-1][1])
         inner = torch.empty(shape, dtype=torch.float32, device=tiles.device)
 
-        def one(source: BlockProduct, bias: Tensor | None, item: tuple[int, int]) -> Tensor:
+        def one(
+            source: BlockProduct, bias: Tensor | None, more: Added, item: tuple[int, int]
+        ) -> Tensor:
             out = source.block(inputs, *item)
             start, stop = self.ranges[item[0]]
-            return out if bias is None else out + bias[start:stop, None]
+            out = out if bias is None else out + bias[start:stop, None]
+            return add_to_columns(out, more, item[1], start)
 
         def task(item: tuple[int, int]) -> None:
             start, stop = self.ranges[item[0]]
-            gated = silu(one(self.gate, self.gate_bias, item)).mul_(
-                one(self.up, self.up_bias, item)
+            gated = silu(one(self.gate, self.gate_bias, added[0], item)).mul_(
+                one(self.up, self.up_bias, added[1], item)
             )
             inner[item[1], :, start:stop] = gated.t()
 

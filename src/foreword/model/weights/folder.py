@@ -83,7 +83,7 @@ def _tensors(folder: Path) -> dict[str, StoredTensor]:
                 f"{folder}: no model.safetensors; PyTorch .bin files must be converted first"
             )
         single = files[0]
-    return _stored(single)
+    return stored_tensors(single)
 
 
 def _indexed(folder: Path) -> dict[str, StoredTensor]:
@@ -97,7 +97,7 @@ def _indexed(folder: Path) -> dict[str, StoredTensor]:
             raise WeightsError(f"{index}: {file!r} is not the name of a file in the same folder")
         if not (folder / file).is_file():
             raise WeightsError(f"{folder / file}: named in {INDEX} but absent; download it again")
-        shards[file] = _stored(folder / file)
+        shards[file] = stored_tensors(folder / file)
     tensors: dict[str, StoredTensor] = {}
     for name, file in places.items():
         if name not in shards[file]:
@@ -116,7 +116,8 @@ def is_plain_name(file: str) -> bool:
     return file not in ("", ".", "..") and not set(file) & set("/\\:\0")
 
 
-def _stored(file: Path) -> dict[str, StoredTensor]:
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a safetensors file. Raises WeightsError naming the file and the damage."""
     return {
         name: StoredTensor(
             shape=entry.shape,

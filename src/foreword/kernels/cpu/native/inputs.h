@@ -4,11 +4,10 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "arena.h"
 #include "plan.h"
 
 namespace foreword {
-
-constexpr size_t kPage = 4096;
 
 // The input of some products in every layout they want.
 class Inputs {

@@ -1,4 +1,5 @@
 // All kernels, written once over the 16-lane vectors of the including unit.
+#include "lanes.inl"
 #include "math.inl"
 #include "floats.inl"
 #include "grouped.inl"

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "adapters.h"
 #include "float_state.h"
 #include "isa.h"
 #include "machine.h"
@@ -158,12 +159,13 @@ const Ops& ops_of(const std::string& isa) {
 
 // rows: [tokens, positions, slots] addresses of int64 [count]. segments: flat int64
 // (first, rows, cached, address of slots, address of int32 parents) each. skip: units left out, 2 i
-// for the attention of layer i and 2 i + 1 for its MLP.
+// for the attention of layer i and 2 i + 1 for its MLP. adapters: one or None for each segment; empty
+// when there is none.
 void run(Network& self, const std::string& isa, Pool& pool, int count, Address tokens,
          Address positions, Address slots, int wanted, Address logit_rows,
          const std::vector<Address>& segments, const std::vector<Address>& keys,
          const std::vector<Address>& values, int kv_format, Address logits,
-         const std::vector<int>& skip) {
+         const std::vector<int>& skip, const nb::list& adapters) {
   Batch batch;
   batch.rows = count;
   batch.wanted = wanted;
@@ -174,7 +176,9 @@ void run(Network& self, const std::string& isa, Pool& pool, int count, Address t
   for (size_t i = 0; i + 5 <= segments.size(); i += 5)
     batch.segments.push_back({static_cast<int>(segments[i]), static_cast<int>(segments[i + 1]),
                               static_cast<int>(segments[i + 2]), at<int64_t>(segments[i + 3]),
-                              at<int32_t>(segments[i + 4])});
+                              at<int32_t>(segments[i + 4]), nullptr});
+  for (size_t i = 0; i < adapters.size(); ++i)
+    if (!adapters[i].is_none()) batch.segments.at(i).adapter = nb::cast<Adapter*>(adapters[i]);
   for (Address address : keys) batch.keys.push_back(reinterpret_cast<uint8_t*>(address));
   for (Address address : values) batch.values.push_back(reinterpret_cast<uint8_t*>(address));
   const Ops& ops = ops_of(isa);
@@ -241,9 +245,11 @@ double time_product(const Weight& weight, const std::string& isa, Pool& pool, in
 
 }  // namespace
 
+void bind_adapters(nb::module_& m);
 void bind_sampling(nb::module_& m);
 
 NB_MODULE(_native, m) {
+  bind_adapters(m);
   bind_sampling(m);
   m.def("best_isa", &best_isa);
   m.def("has_isa", [](const std::string& name) { return find_ops(name.c_str()) != nullptr; });

@@ -3,44 +3,14 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
+#include "additions.h"
 #include "float_state.h"
 #include "inputs.h"
 #include "schedule.h"
 
 namespace foreword {
-
-constexpr size_t kHugePage = 2 << 20;
-
-Arena::~Arena() { ::operator delete[](data_, std::align_val_t(kHugePage)); }
-
-void Arena::reset(size_t bytes) {
-  used_ = 0;
-  if (bytes <= size_) return;
-  ::operator delete[](data_, std::align_val_t(kHugePage));
-  data_ = nullptr, size_ = 0;
-  bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  data_ = static_cast<uint8_t*>(::operator new[](bytes, std::align_val_t(kHugePage)));
-#if defined(__linux__)
-  madvise(data_, bytes, MADV_HUGEPAGE);  // rows of a long prompt lie on a page each otherwise
-#endif
-  std::memset(data_, 0, bytes);
-  size_ = bytes;
-}
-
-void* Arena::take(size_t bytes) {
-  void* found = data_ + used_;
-  used_ += (bytes + kPage - 1) / kPage * kPage;
-  assert(used_ <= size_);
-  return found;
-}
 
 size_t product_scratch(int padded, int groups) {
   constexpr size_t kCarried = 64 * 2048, kRest = 65536;  // amx_grouped.inl
@@ -50,6 +20,7 @@ size_t product_scratch(int padded, int groups) {
 namespace {
 
 constexpr int kFewRows = 4;  // so few are normed by every thread for itself
+constexpr int kTogether = 8;  // rows that a thread prepares before it takes others
 constexpr int kPanels = 4;    // side by side in products
 constexpr int kLayerPhases = 10, kEndPhases = 3;  // calls of `share` and its like
 
@@ -57,7 +28,12 @@ class Runner {
  public:
   Runner(const Ops& ops, const Model& model, const Batch& batch, float* logits, Pool& pool,
          Arena& arena)
-      : ops_(ops), model_(model), batch_(batch), logits_(logits), pool_(pool) {
+      : ops_(ops),
+        model_(model),
+        batch_(batch),
+        logits_(logits),
+        pool_(pool),
+        additions_(adapter_ops(ops), batch, model.head->activation == Activation::kFloat32) {
     plan(arena);
   }
 
@@ -71,6 +47,8 @@ class Runner {
     float* line;       // [widest]
     uint8_t* scratch;  // of products and attention
     uint8_t* inputs;   // of a pass of few rows
+    float* kept;       // lines as adapters read them, [kTogether][widest]
+    float *few_lows, *lows;  // what adapters make of inputs, few rows' and those in use
   };
 
   void plan(Arena& arena) {
@@ -109,11 +87,14 @@ class Runner {
     scratch = std::max(scratch, attention_.scratch_bytes());
 
     const int widest = std::max({hidden_stride_, context_stride_, inner_stride_});
+    const size_t kept = additions_.any() ? sizeof(float) * widest * kTogether : 0;
+    widest_ = widest;
     const size_t floats = static_cast<size_t>(rows) * (hidden_stride_ + qkv_stride_ +
                                                        context_stride_ + 2 * inner_stride_);
-    const size_t member = widest * 4 + scratch + few_inputs + 3 * kPage;
-    arena.reset(floats * 4 + inputs + inner_inputs + pool_.size() * member +
-                attention_.partial_bytes() + 9 * kPage);
+    const size_t low = sizeof(float) * additions_.stride(), few_lows = low * std::min(rows, kFewRows);
+    const size_t member = widest * 4 + kept + scratch + few_inputs + few_lows + 5 * kPage;
+    arena.reset(floats * 4 + inputs + inner_inputs + pool_.size() * member + rows * low +
+                attention_.partial_bytes() + 10 * kPage);
     auto take = [&](int stride) {
       return static_cast<float*>(arena.take(static_cast<size_t>(rows) * stride * 4));
     };
@@ -125,11 +106,14 @@ class Runner {
     shared_inputs_ = static_cast<uint8_t*>(arena.take(inputs));
     inner_inputs_ = static_cast<uint8_t*>(arena.take(inner_inputs));
     attention_.use(static_cast<float*>(arena.take(attention_.partial_bytes())));
+    shared_lows_ = static_cast<float*>(arena.take(rows * low));
     members_.resize(pool_.size());
     for (Member& member : members_) {
       member.line = static_cast<float*>(arena.take(widest * 4));
       member.scratch = static_cast<uint8_t*>(arena.take(scratch));
       member.inputs = static_cast<uint8_t*>(arena.take(few_inputs));
+      member.kept = static_cast<float*>(arena.take(kept));
+      member.few_lows = static_cast<float*>(arena.take(few_lows));
     }
     tickets_ = std::vector<Ticket>(m.layers.size() * kLayerPhases + kEndPhases);
     ranges_ = std::vector<Ticket>(tickets_.size() * pool_.size());
@@ -180,34 +164,45 @@ class Runner {
     assert(me.phase <= static_cast<int>(tickets_.size()));
   }
 
-  // Prepares rows for products: each thread all of them when few, else shared out.
+  // Prepares rows for products, adapters' among them: each thread all rows when few, else shared
+  // out.
   template <class Line>
   void prepare(Member& me, Inputs& inputs, std::initializer_list<const Linear*> linears, int rows,
-               int n, const Line& line) {
+               int n, Parts parts, const Line& line) {
     const bool alone = rows <= kFewRows;
     inputs.make(linears, rows, alone ? me.inputs : shared_inputs_);
+    me.lows = alone ? me.few_lows : shared_lows_;
+    const auto some = [&](int begin, int end) {
+      for (int row = begin; row < end; ++row) {
+        const float* x = line(row);
+        inputs.fill(ops_, x, n, row);
+        if (parts.first < parts.last)
+          additions_.keep(x, n, row, me.kept + (row - begin) * static_cast<size_t>(widest_));
+      }
+      additions_.lower(me.kept, widest_, parts, begin, end, me.lows);
+    };
     if (alone) {
       ++me.phase;
-      for (int row = 0; row < rows; ++row) inputs.fill(ops_, line(row), n, row);
+      some(0, rows);
       return;
     }
-    share(me, rows, std::min(8, std::max(1, rows / (4 * pool_.size()))), [&](int begin, int end) {
-      for (int row = begin; row < end; ++row) inputs.fill(ops_, line(row), n, row);
-    });
+    const int pieces = additions_.any() ? pool_.size() : 4 * pool_.size();
+    share(me, rows, std::min(kTogether, std::max(1, rows / pieces)), some);
     pool_.barrier();
   }
 
   void layer(Member& me, size_t index) {
     const Layer& l = model_.layers[index];
     if (l.query) attention(me, l, index);
-    if (l.gate) mlp(me, l);
+    if (l.gate) mlp(me, l, index);
   }
 
   void attention(Member& me, const Layer& l, size_t index) {
     const Model& m = model_;
     const int rows = batch_.rows;
     Inputs inputs;
-    prepare(me, inputs, {l.query, l.key, l.value}, rows, m.hidden, [&](int row) {
+    const Parts parts{index, kQuery, kOutput};
+    prepare(me, inputs, {l.query, l.key, l.value}, rows, m.hidden, parts, [&](int row) {
       ops_.norm(hidden_ + row * hidden_stride_, l.attention_norm, m.hidden, m.eps, me.line);
       return me.line;
     });
@@ -218,15 +213,16 @@ class Runner {
       pool_.barrier();
     }
     attend(me, inputs, l, index);
-    product(me, *l.output, inputs.of(0), hidden_, hidden_stride_, true);
+    product(me, *l.output, inputs.of(0), {index, kOutput, kGate});
     pool_.barrier();
   }
 
-  void mlp(Member& me, const Layer& l) {
+  void mlp(Member& me, const Layer& l, size_t index) {
     const Model& m = model_;
     const int rows = batch_.rows;
     Inputs inputs;
-    prepare(me, inputs, {l.gate, l.up}, rows, m.hidden, [&](int row) {
+    const Parts parts{index, kGate, kDown}, last{index, kDown, kParts};
+    prepare(me, inputs, {l.gate, l.up}, rows, m.hidden, parts, [&](int row) {
       ops_.norm(hidden_ + row * hidden_stride_, l.mlp_norm, m.hidden, m.eps, me.line);
       return me.line;
     });
@@ -238,6 +234,8 @@ class Runner {
     share_panels(me, panels, ready ? unit : kPanels, [&](int begin, int end) {
       ops_.product(*l.gate, inputs.of(0), begin, end, gate_, inner_stride_, false, me.scratch);
       ops_.product(*l.up, inputs.of(1), begin, end, up_, inner_stride_, false, me.scratch);
+      additions_.raise(me.lows, parts, kGate, begin, end, gate_, inner_stride_);
+      additions_.raise(me.lows, parts, kUp, begin, end, up_, inner_stride_);
       for (int row = 0; row < rows; ++row) {
         const size_t at = static_cast<size_t>(row) * inner_stride_ + begin * kPanel;
         ops_.gate(gate_ + at, up_ + at, (end - begin) * kPanel);
@@ -247,17 +245,28 @@ class Runner {
       }
     });
     pool_.barrier();
-    if (!ready)
-      prepare(me, inner, {l.down}, rows, m.intermediate,
-              [&](int row) { return gate_ + static_cast<size_t>(row) * inner_stride_; });
-    product(me, *l.down, inner.of(0), hidden_, hidden_stride_, true);
+    const auto line = [&](int row) { return gate_ + static_cast<size_t>(row) * inner_stride_; };
+    finish(me, inner, *l.down, ready, rows, m.intermediate, last, line);
+    product(me, *l.down, inner.of(0), last);
     pool_.barrier();
   }
 
-  void product(Member& me, const Linear& linear, const Rows& rows, float* out, size_t stride,
-               bool add) {
+  // Where inputs are ready, what adapters read of them may be missing.
+  template <class Line>
+  void finish(Member& me, Inputs& inputs, const Linear& linear, bool ready, int rows, int n,
+              Parts parts, const Line& line) {
+    Inputs none;
+    if (!ready)
+      prepare(me, inputs, {&linear}, rows, n, parts, line);
+    else if (additions_.any())
+      prepare(me, none, {}, rows, n, parts, line);
+  }
+
+  // Adds a product to the residual.
+  void product(Member& me, const Linear& linear, const Rows& rows, Parts parts) {
     share_panels(me, panels_of(linear), kPanels, [&](int begin, int end) {
-      ops_.product(linear, rows, begin, end, out, stride, add, me.scratch);
+      ops_.product(linear, rows, begin, end, hidden_, hidden_stride_, true, me.scratch);
+      additions_.raise(me.lows, parts, parts.first, begin, end, hidden_, hidden_stride_);
     });
   }
 
@@ -268,14 +277,17 @@ class Runner {
     int total = 0;
     for (const Linear* linear : linears) total += panels_of(*linear);
     const int head = model_.dim / kPanel;
+    const Parts parts{index, kQuery, kOutput};
     share_panels(me, total, whole_heads_ ? head : kPanels, [&](int begin, int end) {
       int first = 0;
       for (int i = 0; i < 3; ++i) {
         const int panels = panels_of(*linears[i]);
         const int from = std::max(begin - first, 0), to = std::min(end - first, panels);
-        if (from < to)
-          ops_.product(*linears[i], inputs.of(i), from, to, qkv_ + first * kPanel, qkv_stride_,
-                       false, me.scratch);
+        if (from < to) {
+          float* out = qkv_ + first * kPanel;
+          ops_.product(*linears[i], inputs.of(i), from, to, out, qkv_stride_, false, me.scratch);
+          additions_.raise(me.lows, parts, kQuery + i, from, to, out, qkv_stride_);
+        }
         first += panels;
       }
       for (int row = 0; row < batch_.rows && whole_heads_; ++row)
@@ -295,8 +307,8 @@ class Runner {
                        inputs.fill(ops_, context_ + row * context_stride_, queries_, from, to, row);
                    });
     pool_.barrier();
-    if (ready) return;
-    prepare(me, inputs, {l.output}, batch_.rows, queries_, [&](int row) {
+    const Parts parts{index, kOutput, kGate};
+    finish(me, inputs, *l.output, ready, batch_.rows, queries_, parts, [&](int row) {
       float* line = context_ + row * context_stride_;
       if (!attention_.split()) return line;
       attention_.join(ops_, m, row, l.window, me.line);
@@ -347,12 +359,14 @@ class Runner {
   void head(Member& me) {
     const Model& m = model_;
     Inputs inputs;
-    prepare(me, inputs, {m.head}, batch_.wanted, m.hidden, [&](int row) {
+    prepare(me, inputs, {m.head}, batch_.wanted, m.hidden, {0, kParts, kParts}, [&](int row) {
       const float* line = hidden_ + batch_.logit_rows[row] * hidden_stride_;
       ops_.norm(line, m.norm, m.hidden, m.eps, me.line);
       return me.line;
     });
-    product(me, *m.head, inputs.of(0), logits_, m.head->outputs, false);
+    share_panels(me, panels_of(*m.head), kPanels, [&](int begin, int end) {
+      ops_.product(*m.head, inputs.of(0), begin, end, logits_, m.head->outputs, false, me.scratch);
+    });
   }
 
   const Ops& ops_;
@@ -361,12 +375,15 @@ class Runner {
   float* logits_;
   Pool& pool_;
   Attention attention_;
+  const Additions additions_;
   std::vector<Member> members_;
   std::vector<Ticket> tickets_, ranges_;  // [phase], [phase][thread]
-  int queries_, cached_width_, hidden_stride_, qkv_stride_, context_stride_, inner_stride_;
+  int queries_, cached_width_, hidden_stride_, qkv_stride_, context_stride_, inner_stride_,
+      widest_;
   bool whole_heads_;  // a head is computed by one thread
   float *hidden_, *qkv_, *context_, *gate_, *up_;
   uint8_t *shared_inputs_, *inner_inputs_;
+  float* shared_lows_;
 };
 
 }  // namespace

@@ -1,13 +1,15 @@
 // One pass over the whole model: the phases of every layer, shared out to the pool's threads.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
+#include "arena.h"
 #include "plan.h"
 #include "threads.h"
 
 namespace foreword {
+
+class Adapter;
 
 // Without a query the layer attends to nothing, without a gate it has no MLP.
 struct Layer {
@@ -36,6 +38,7 @@ struct Segment {
   int first, rows, cached;
   const int64_t* slots;    // [cached + rows]
   const int32_t* parents;  // [rows]
+  const Adapter* adapter;  // or null
 };
 
 struct Batch {
@@ -44,19 +47,6 @@ struct Batch {
   const int64_t* logit_rows;                  // [wanted]
   std::vector<Segment> segments;
   std::vector<uint8_t*> keys, values;  // per layer, slot 0
-};
-
-// Memory that is reused from pass to pass.
-class Arena {
- public:
-  ~Arena();
-  // All memory of the last pass becomes free; at least `bytes` can be had.
-  void reset(size_t bytes);
-  void* take(size_t bytes);
-
- private:
-  uint8_t* data_ = nullptr;
-  size_t size_ = 0, used_ = 0;
 };
 
 void run_pass(const Ops& ops, const Model& model, const Batch& batch, float* logits, Pool& pool,
