@@ -151,7 +151,7 @@ def test_the_samples_of_a_request_are_spread_and_each_is_fair() -> None:
     sampling has a standard deviation of up to 1.6; sample 0 alone has the chances of p."""
     row, n = row_of(0.5, 0.3, 0.2), 10
     first = []
-    for seed in range(300):
+    for seed in range(150):
         counts: Counter[int] = Counter()
         for index in range(n):
             settings = coded(params(temperature=1.0, n=n), seed, index)
@@ -162,7 +162,7 @@ def test_the_samples_of_a_request_are_spread_and_each_is_fair() -> None:
                 first.append(token)
         assert [counts[token] for token in range(3)] == pytest.approx([5, 3, 2], abs=1)
     assert set(first) == {0}  # the first code is below 1 / 10: fair only over all indices
-    spread = np.bincount([_first(row, n, seed, seed % n) for seed in range(2000)], minlength=3)
+    spread = np.bincount([_first(row, n, seed, seed % n) for seed in range(1000)], minlength=3)
     assert goodness(spread, np.array([0.5, 0.3, 0.2])).p_value > FALSE_ALARM
 
 

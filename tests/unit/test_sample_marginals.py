@@ -22,7 +22,7 @@ from foreword.types import Request, SamplingParams
 from marginals import chances, power, tilted
 
 ALPHA = 1e-4
-DRAWS = 2000
+DRAWS = 1500
 VARIATION, POWER = 0.1, 0.99
 P = (0.05, 0.24, 0.0, 0.16, 0.3, 0.01, 0.11, 0.08, 0.03, 0.02)
 COMBINATIONS = [
