@@ -50,6 +50,7 @@ class Size:
 
 
 BATCH, NODES = 32, 6  # requests at once, draft nodes for each
+ROWS = 1024  # of a pass: prompts that begin must leave room for drafts
 CONTEXT = 1024  # positions a measured request may use at most
 SIZES = {True: Size(2, 200, 2, 16), False: Size(4, 500, 4, 48)}  # by --quick
 
@@ -179,6 +180,7 @@ def open_llm(options: DistributionOptions) -> LLM:
         threads=options.threads,
         kv_cache_dtype=options.kv_cache_dtype,
         max_num_seqs=BATCH,
+        max_num_batched_tokens=ROWS,
         max_model_len=min(CONTEXT, shape.max_position),
         generation_config="none",
     )
