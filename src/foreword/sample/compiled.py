@@ -35,7 +35,7 @@ class CompiledSampler(GumbelSampler):
     def choose(
         self, row: Logits, params: SamplingParams, state: SamplerState, position: int
     ) -> Choice:
-        if state.rules or (params.logprobs is not None and params.logprobs_mode != "raw"):
+        if state.rules or wants_processed(params):
             return super().choose(row, params, state, position)
         (choice,) = self.choose_rows([(row, params, state, position)])
         if isinstance(choice, Exception):
@@ -74,6 +74,12 @@ class CompiledSampler(GumbelSampler):
             raise bad_row(position, all_masked=fault == ALL_MASKED)
         ids = np.array([token for token, _ in found])
         return hints(ids, np.array([score for _, score in found]), temperature, count)
+
+
+def wants_processed(params: SamplingParams) -> bool:
+    """Whether logprobs are asked for that differ from raw ones, where there are no rules."""
+    processed = params.logprobs is not None and params.logprobs_mode == "processed"
+    return processed and temperature_of(params) > 0.0
 
 
 def _ask(row: Logits, params: SamplingParams, state: SamplerState, position: int) -> RowAsk:
