@@ -6,7 +6,7 @@ takes what may be shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from foreword.text.detokenizer import Detokenizer
 from foreword.text.stops import StopWatch
@@ -14,7 +14,8 @@ from foreword.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """`stops`: text stops only; `split_stops` separates those that are special tokens."""
+    """`stops`: text stops only; `split_stops` separates those that are special tokens. `shown`:
+    special tokens that are text all the same."""
 
     def __init__(
         self,
@@ -22,8 +23,9 @@ class TextStream:
         prompt_ids: Sequence[int] = (),
         stops: Sequence[str] = (),
         skip_special_tokens: bool = True,
+        shown: Set[int] = frozenset(),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens, shown)
         self._watch = StopWatch(stops)
         self._parts: list[str] = []
         self._taken = 0  # parts already given to the reader
