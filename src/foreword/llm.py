@@ -10,12 +10,16 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from threading import Lock
 from types import TracebackType
 from typing import Any
 
 from foreword import prompts as forms
 from foreword.build import Built, Progress, build
+from foreword.chat.events import Event
+from foreword.chat.prepare import ChatOptions, prepare
+from foreword.chat.reply import ReplyForm, ReplyStream, text_stream
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, read_speculative_config
 from foreword.errors import ConfigError, RequestError
 from foreword.outputs import CompletionOutput, RequestOutput, Sample, completion
@@ -23,7 +27,6 @@ from foreword.prompts import Prompt
 from foreword.receipt import make_receipt
 from foreword.sample.noise import derive, fresh_seed, request_seed
 from foreword.text.stops import split_stops
-from foreword.text.stream import TextStream
 from foreword.text.template import encode_chat
 from foreword.types import Request, SamplingParams
 
@@ -35,8 +38,9 @@ class LLM:
 
     model: a Hugging Face folder, a .gguf file, `org/name`, or a built-in name. speculative_config:
     {"method": ..., "model": ..., "num_speculative_tokens": ..., ...} or None for the default;
-    {"method": "none"} is plain decoding. Other keywords are EngineConfig's. Raises ConfigError,
-    WeightsError, DownloadError, KernelUnavailable.
+    {"method": "none"} is plain decoding. tool_call_parser: a file of chat/styles; None = what the
+    chat template teaches. reasoning_parser: "think" or "none"; None = by the template. Others are
+    EngineConfig's. Raises ConfigError, WeightsError, DownloadError, KernelUnavailable.
     """
 
     def __init__(
@@ -61,8 +65,13 @@ class LLM:
         enable_prefix_caching: bool = True,
         generation_config: str = "auto",
         seed: int | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
         progress: Progress | None = None,
     ) -> None:
+        self.chat_options = ChatOptions(
+            tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
+        )
         config = EngineConfig(
             model=str(model),
             revision=revision,
@@ -110,13 +119,22 @@ class LLM:
         messages: Messages | SequenceOf[Messages],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         *,
+        tools: SequenceOf[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         strict: bool = False,
         date: str | None = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations through the model's chat template.
+        """Answer conversations through the model's chat template. The parts of a reply are in
+        `content`, `reasoning` and `tool_calls` of each output.
+
+        tools, tool_choice, parallel_tool_calls: as OpenAI's clients send them (chat/tools.py).
+        chat_template: instead of the model's; chat_template_kwargs: variables that it reads.
 
         add_generation_prompt: None = unless the final message is continued. strict: text of
         messages never becomes a control token. date: what a template that asks for the date is
@@ -125,17 +143,24 @@ class LLM:
         single = bool(messages) and isinstance(messages[0], Mapping)
         talks: list[Any] = [messages] if single else list(messages)
         date = date or datetime.date.today().isoformat()
-        options = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "strict": strict,
-            "date": date,
-        }
-        ids = [
-            self._encode(self.encode_chat(talk, **options), place)
-            for place, talk in enumerate(talks)
-        ]
-        return self._run([None] * len(ids), ids, sampling_params, date, progress)
+        options = replace(
+            self.chat_options,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            strict=strict,
+            date=date,
+        )
+        each = zip(talks, _params_list(sampling_params, len(talks)), strict=True)
+        chats = [prepare(self.tokenizer, talk, params, options) for talk, params in each]
+        ids = [self._encode(chat.ids, place) for place, chat in enumerate(chats)]
+        params = [chat.params for chat in chats]
+        texts: list[str | None] = [None] * len(ids)
+        return self._run(texts, ids, params, date, progress, [chat.form for chat in chats])
 
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """The prompt ids of a conversation; `options` as in text.template.encode_chat."""
@@ -158,9 +183,34 @@ class LLM:
         finally:
             self._retire([sample])
 
+    def stream_chat(
+        self, messages: Messages, sampling_params: SamplingParams, **options: Any
+    ) -> Iterator[tuple[list[Event], Sample]]:
+        """As `stream`, for one conversation: what is new of its content, reasoning and tool calls.
+        options: as in `chat`."""
+        if sampling_params.n != 1:
+            raise RequestError(f"a stream has one sample, got n = {sampling_params.n}", "n")
+        options["date"] = options.get("date") or datetime.date.today().isoformat()
+        asked = replace(self.chat_options, **options)
+        chat = prepare(self.tokenizer, messages, sampling_params, asked)
+        ids = self._encode(chat.ids, 0)
+        (sample,) = self._submit(ids, chat.params, options["date"], chat.form)
+        stream = sample.stream
+        assert isinstance(stream, ReplyStream)
+        try:
+            while sample.ended is None:
+                self._step(sample)
+                yield stream.take_events(), sample
+            if rest := stream.take_events():  # another caller's step ended it
+                yield rest, sample
+        finally:
+            self._retire([sample])
+
     def result(self, sample: Sample) -> CompletionOutput:
         """A finished (or cut) sample as the user sees it."""
         receipt = make_receipt(self.built, sample.sequence, sample.chat_date)
+        if isinstance(sample.stream, ReplyStream) and sample.stream.enough:
+            receipt["ended_by"] = "tool_call"  # plain decoding of the ids alone would go on
         return completion(sample, self.tokenizer.token_text, receipt)
 
     def close(self) -> None:
@@ -189,12 +239,14 @@ class LLM:
         params: SamplingParams | SequenceOf[SamplingParams] | None,
         chat_date: str | None,
         progress: Progress | None,
+        replies: SequenceOf[ReplyForm | None] | None = None,
     ) -> list[RequestOutput]:
         each = _params_list(params, len(ids))
+        read_as = replies or [None] * len(ids)
         groups: list[list[Sample]] = []
         try:
-            for prompt, one in zip(ids, each, strict=True):
-                groups.append(self._submit(prompt, one, chat_date))
+            for prompt, one, form in zip(ids, each, read_as, strict=True):
+                groups.append(self._submit(prompt, one, chat_date, form))
             self._drain([sample for group in groups for sample in group], progress)
         finally:  # an error or an interrupt cuts what is left
             self._retire([sample for group in groups for sample in group])
@@ -230,7 +282,11 @@ class LLM:
                 self._live.pop(sample.sequence.id, None)
 
     def _submit(
-        self, prompt_ids: list[int], params: SamplingParams, chat_date: str | None
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        chat_date: str | None,
+        form: ReplyForm | None = None,
     ) -> list[Sample]:
         """Queue the n samples of one prompt: all of them, or none and an error."""
         params = params.resolve(self.built.defaults)
@@ -244,7 +300,9 @@ class LLM:
             samples: list[Sample] = []
             try:
                 for index in range(params.n):
-                    stream = TextStream(self.tokenizer, prompt_ids, texts)
+                    stream = text_stream(form, derive(seed, index))(
+                        self.tokenizer, prompt_ids, texts, params.skip_special_tokens
+                    )
                     request = Request(
                         id=f"{number}-{index}",
                         prompt_ids=tuple(prompt_ids),

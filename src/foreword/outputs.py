@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from foreword.chat.events import ChatMessage, ToolCall
+from foreword.chat.reply import ReplyStream
 from foreword.text.stream import TextStream
 from foreword.types import FinishReason, Sequence, SpeculationStats
 
@@ -43,7 +45,8 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample. `sources[i]` names the drafter that had guessed token i, "" for the target."""
+    """One sample. `sources[i]` names the drafter that had guessed token i, "" for the target.
+    Of a chat, `text` is the reply as it came; content, reasoning and tool_calls are its parts."""
 
     index: int
     text: str
@@ -57,6 +60,9 @@ class CompletionOutput:
     receipt: dict[str, Any]
     sources: list[str] = field(default_factory=list)
     error: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -75,6 +81,7 @@ def completion(
 ) -> CompletionOutput:
     """The user's view of a sample that has ended; `text_of` gives the text of a token id."""
     sequence = sample.sequence
+    parts = sample.stream.message if isinstance(sample.stream, ReplyStream) else ChatMessage()
     return CompletionOutput(
         index=sample.index,
         text=sample.stream.text,
@@ -88,6 +95,9 @@ def completion(
         receipt=receipt,
         sources=list(sequence.sources),
         error=None if sequence.error is None else str(sequence.error),
+        content=parts.content,
+        reasoning=parts.reasoning,
+        tool_calls=parts.tool_calls,
     )
 
 

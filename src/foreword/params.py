@@ -84,6 +84,7 @@ class SamplingParams:
     logprobs: None = off, k = the chosen token's and the k highest log-probabilities;
     logprobs_mode: "raw" (of the model's own logits) or "processed" (of what is chosen from).
     prompt_logprobs: the same for the prompt's tokens, raw.
+    skip_special_tokens: False = special tokens show in the text.
     Raises RequestError naming the field.
     """
 
@@ -123,6 +124,7 @@ class SamplingParams:
     time_limit: float | None = None
     logprobs_mode: str = "raw"
     prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -141,6 +143,8 @@ class SamplingParams:
             raise RequestError("top_p must be > 0; for greedy set temperature to 0", "top_p")
         if not isinstance(self.ignore_eos, bool):
             raise RequestError("ignore_eos must be true or false", "ignore_eos")
+        if not isinstance(self.skip_special_tokens, bool):
+            raise RequestError("skip_special_tokens must be true or false", "skip_special_tokens")
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise RequestError("stop must hold non-empty strings; drop the empty one", "stop")

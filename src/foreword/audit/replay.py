@@ -199,10 +199,15 @@ def _replay_one(llm: LLM, record: Record, prompt: str | None) -> Replayed:
 def sampling_params(receipt: Mapping[str, Any]) -> SamplingParams:
     """The parameters of the one sample; a result that was cut is re-derived as far as it went."""
     options = {**receipt["sampling"], "seed": receipt["seed"], "n": 1, "logprobs": 2}
-    if receipt.get("finish_reason") in CUT:
+    if _was_cut(receipt):
         options["max_tokens"] = receipt["num_tokens"]
     params: SamplingParams = from_options(SamplingParams, options, "the sampling of a receipt")
     return params
+
+
+def _was_cut(receipt: Mapping[str, Any]) -> bool:
+    """Whether something outside the tokens ended it: a limit, or the reader of its tool calls."""
+    return receipt.get("finish_reason") in CUT or receipt.get("ended_by") == "tool_call"
 
 
 def find_prompt(tokenizer: Tokenizer, record: Record, prompt: str | None) -> list[int]:
@@ -232,7 +237,7 @@ def compare(record: Record, output: CompletionOutput) -> str | None:
     receipt = record.receipt
     if ids_sha256(output.token_ids) == receipt["tokens_sha256"]:
         reason = receipt.get("finish_reason")
-        if reason in CUT or reason == output.finish_reason:
+        if _was_cut(receipt) or reason == output.finish_reason:
             return None
         return f"finish reason is {reason} in the receipt, {output.finish_reason} here"
     if record.token_ids is None:

@@ -7,7 +7,7 @@ cannot differ. Knows no style.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 
@@ -68,6 +68,23 @@ class ChatMessage:
                 self.tool_calls.append(ToolCall(call_id.format(event.index), name, arguments))
             else:
                 self.tool_calls[event.index].arguments += event.arguments
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same, with neighbours that go on with each other made one."""
+    result: list[Event] = []
+    for event in events:
+        last = result[-1] if result else None
+        if isinstance(event, Call):
+            if isinstance(last, Call) and last.index == event.index and event.name is None:
+                result[-1] = replace(last, arguments=last.arguments + event.arguments)
+                continue
+        elif type(last) is type(event):
+            assert isinstance(last, (Content, Reasoning))
+            result[-1] = replace(last, text=last.text + event.text)
+            continue
+        result.append(event)
+    return result
 
 
 Tools = Mapping[str, Mapping[str, Any]]

@@ -18,8 +18,13 @@ def fits(template: str) -> bool:
 
 
 def opened_by(prompt: str) -> bool:
-    """Whether the prompt ends inside a thought, so that the reply begins there."""
-    return prompt.rfind(OPEN) > prompt.rfind(CLOSE) and prompt.rstrip().endswith(OPEN)
+    """Whether the prompt ends inside a thought just begun, so that the reply goes on with it."""
+    return prompt.rstrip().endswith(OPEN)
+
+
+def closed_by(prompt: str) -> bool:
+    """Whether the prompt ends behind a thought, so that the reply holds none."""
+    return prompt.rstrip().endswith(CLOSE)
 
 
 class ThinkParser:

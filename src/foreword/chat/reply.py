@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from foreword.chat import reasoning
-from foreword.chat.events import Call, ChatMessage, Content, Event, Reasoning, Style, ToolParser
+from foreword.chat.events import (
+    Call,
+    ChatMessage,
+    Content,
+    Event,
+    Reasoning,
+    Style,
+    ToolParser,
+    joined,
+)
 from foreword.chat.reasoning import ThinkParser
 from foreword.text.stream import TextStream
 from foreword.text.tokenizer import Tokenizer
@@ -42,11 +52,14 @@ class ReplyStream(TextStream):
         tokenizer: Tokenizer,
         prompt_ids: Sequence[int],
         stops: Sequence[str],
+        skip_special_tokens: bool = True,
+        *,
         form: ReplyForm,
         seed: int = 0,
         **options: Any,
     ) -> None:
-        super().__init__(tokenizer, prompt_ids, stops, shown=form.markers(tokenizer), **options)
+        shown = form.markers(tokenizer)
+        super().__init__(tokenizer, prompt_ids, stops, skip_special_tokens, shown=shown, **options)
         self._thoughts = ThinkParser(form.opened) if form.thinks else None
         self._calls: ToolParser | None = (
             form.style.make(form.tools or {}) if form.style is not None else None
@@ -58,7 +71,7 @@ class ReplyStream(TextStream):
 
     def push(self, token: int) -> bool:
         """Also True when the one call that the reply may hold is complete."""
-        return super().push(token) or self._enough
+        return super().push(token) or self.enough
 
     def finish(self) -> None:
         if self._finished:
@@ -71,16 +84,17 @@ class ReplyStream(TextStream):
         self._take_apart(thought, events)
 
     def take_events(self) -> list[Event]:
-        """What became certain since the last take."""
+        """What became certain since the last take, neighbours of a kind joined."""
         taken, self._events = self._events, []
-        return taken
+        return joined(taken)
 
     def call_id(self, index: int) -> str:
         """The id of call `index`: the same for the same prompt and seed, on every machine."""
         return self._call_id.format(index)
 
     @property
-    def _enough(self) -> bool:
+    def enough(self) -> bool:
+        """Whether the one call that the reply may hold is complete."""
         return not self._many and self._calls is not None and self._calls.finished > 0
 
     def _keep(self, text: str) -> None:
@@ -101,6 +115,11 @@ class ReplyStream(TextStream):
             events = [Reasoning(thought), *events]
         self._events += events
         self.message.add(events, self._call_id)
+
+
+def text_stream(form: ReplyForm | None, seed: int) -> Callable[..., TextStream]:
+    """How the text of a sample is kept: taken apart where a form says so."""
+    return TextStream if form is None else partial(ReplyStream, form=form, seed=seed)
 
 
 def _digest(prompt_ids: Sequence[int], seed: int) -> str:
