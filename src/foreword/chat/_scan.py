@@ -48,12 +48,13 @@ class Brackets:
 
 class Plain:
     """The text around calls: shown as it comes, but for what may begin a tag, and blanks that may
-    stand before one. Blanks next to a call are not text."""
+    stand before one. Blanks next to a call are not text; a call between two texts is a line's end."""
 
     def __init__(self, tags: Sequence[str]) -> None:
         self._tags = tuple(tags)
         self._held = ""
         self.after_call = False  # blanks that come now follow a call
+        self._any = False  # some text has been shown
         self.dropped = ""  # the blanks before the tag that was found last
 
     def push(self, text: str) -> tuple[str, str | None, str]:
@@ -75,9 +76,11 @@ class Plain:
     def finish(self) -> str:
         """The end of the text; blanks after a call are dropped."""
         rest, self._held = self._held, ""
-        return "" if self.after_call and not rest.strip() else rest
+        return "" if self.after_call and not rest.strip() else self._shown(rest)
 
     def _shown(self, text: str) -> str:
-        if text:
-            self.after_call = False
-        return text
+        if not text:
+            return ""
+        between = "\n" if self.after_call and self._any else ""
+        self.after_call, self._any = False, True
+        return between + text
