@@ -59,6 +59,7 @@ class CompletionOutput:
     metrics: dict[str, Any]
     receipt: dict[str, Any]
     sources: list[str] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
     error: str | None = None
     content: str | None = None
     reasoning: str | None = None
@@ -74,6 +75,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 def completion(

@@ -48,7 +48,7 @@ class Brackets:
 
 class Plain:
     """The text around calls: shown as it comes, but for what may begin a tag, and blanks that may
-    stand before one. Blanks next to a call are not text; a call between two texts is a line's end."""
+    stand before one. Blanks next to a call are not text; a call between two texts ends a line."""
 
     def __init__(self, tags: Sequence[str]) -> None:
         self._tags = tuple(tags)
