@@ -70,7 +70,7 @@ def test_thought_text_and_calls_in_one_reply():
     ids = [call.id for call in message.tool_calls]
     assert len(set(ids)) == 2
     assert all(identifier.startswith("call_") for identifier in ids)
-    assert [reply.call_id(0), reply.call_id(1)] == ids
+    assert [reply.call_ids.format(0), reply.call_ids.format(1)] == ids
     assert joined(events) == [
         Reasoning("Is it <tool_call>?"),
         Content("Look:"),
@@ -78,7 +78,7 @@ def test_thought_text_and_calls_in_one_reply():
         Call(1, "now", '{"a": "ü"}'),
     ]
     other = ReplyStream(vocabularies.smollm2(), [1, 2, 3], (), form=form, seed=3)
-    assert other.call_id(0) != ids[0]
+    assert other.call_ids != reply.call_ids
 
 
 def test_one_call_ends_the_reply_where_only_one_is_wanted():

@@ -55,8 +55,8 @@ class ChatMessage:
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
 
-    def add(self, events: Iterable[Event], call_id: str = "call_{}") -> None:
-        """Join further events; `call_id` makes the id of a call of its index."""
+    def add(self, events: Iterable[Event], call_ids: str = "call_{}") -> None:
+        """Join further events; `call_ids.format(index)` is the id of a call."""
         for event in events:
             if isinstance(event, Content):
                 self.content = (self.content or "") + event.text
@@ -65,7 +65,7 @@ class ChatMessage:
             elif event.name is not None:
                 assert event.index == len(self.tool_calls), (event, self.tool_calls)
                 name, arguments = event.name, event.arguments
-                self.tool_calls.append(ToolCall(call_id.format(event.index), name, arguments))
+                self.tool_calls.append(ToolCall(call_ids.format(event.index), name, arguments))
             else:
                 self.tool_calls[event.index].arguments += event.arguments
 

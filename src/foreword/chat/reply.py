@@ -45,7 +45,8 @@ class ReplyForm:
 
 
 class ReplyStream(TextStream):
-    """A TextStream whose text is taken apart as well. `message` is complete after `finish`."""
+    """A TextStream whose text is taken apart as well. `message` is complete after `finish`.
+    Ids of calls (`call_ids`) are the same for the same prompt and seed."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class ReplyStream(TextStream):
         )
         self._many = form.many
         self._events: list[Event] = []
-        self._call_id = f"call_{_digest(prompt_ids, seed)}" + "{}"
+        self.call_ids = f"call_{_digest(prompt_ids, seed)}" + "{}"  # format(index): an id
         self.message = ChatMessage()
 
     def push(self, token: int) -> bool:
@@ -87,10 +88,6 @@ class ReplyStream(TextStream):
         """What became certain since the last take, neighbours of a kind joined."""
         taken, self._events = self._events, []
         return joined(taken)
-
-    def call_id(self, index: int) -> str:
-        """The id of call `index`: the same for the same prompt and seed, on every machine."""
-        return self._call_id.format(index)
 
     @property
     def enough(self) -> bool:
@@ -114,7 +111,7 @@ class ReplyStream(TextStream):
         if thought:
             events = [Reasoning(thought), *events]
         self._events += events
-        self.message.add(events, self._call_id)
+        self.message.add(events, self.call_ids)
 
 
 def text_stream(form: ReplyForm | None, seed: int) -> Callable[..., TextStream]:

@@ -36,7 +36,7 @@ def read_tools(
 
     Raises RequestError naming the field.
     """
-    if parallel_tool_calls not in (None, True, False):
+    if not isinstance(parallel_tool_calls, bool | None):
         raise RequestError("parallel_tool_calls must be true or false", "parallel_tool_calls")
     many = parallel_tool_calls is not False
     if not tools:
@@ -80,7 +80,7 @@ def _function(tool: Any, where: str) -> str:
         raise RequestError(
             f"{where}.function.name must be 1 to 64 of A-Z a-z 0-9 _ . -, got {name!r:.80}", where
         )
-    if function.get("strict") not in (None, True, False):
+    if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"{where}.function.strict must be true or false", where)
     _schema(function.get("parameters"), f"{where}.function.parameters")
     return name
