@@ -49,8 +49,8 @@ def drafted(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 ASK = [{"role": "user", "content": "What is the weather in Oslo? Call get_weather."}]
-GREEDY = SamplingParams(temperature=0, max_tokens=40)
-SAMPLED = SamplingParams(temperature=1.0, seed=11, max_tokens=40)
+GREEDY = SamplingParams(temperature=0, seed=11, max_tokens=32)
+SAMPLED = SamplingParams(temperature=1.0, seed=11, max_tokens=32)
 WITH_TOOLS: dict[str, Any] = {"tools": TOOLS, "chat_template": templates.HERMES}
 
 
@@ -71,7 +71,7 @@ def test_v48_tool_calls_drafted_from_the_template_are_the_plain_ones(
     assert output.token_ids == expected.token_ids
     assert output.tool_calls == expected.tool_calls
     assert (output.content, output.finish_reason) == (expected.content, expected.finish_reason)
-    assert output.finish_reason == ("length" if len(output.token_ids) == 40 else "stop")
+    assert output.finish_reason == "stop" or len(output.token_ids) == 32
     assert drafted.engine.stats.num_accepted > before
     if choice == "required":
         assert output.tool_calls

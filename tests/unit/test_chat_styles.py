@@ -209,6 +209,12 @@ def test_a_free_reply_may_call_but_only_by_the_schema(style: str):
     assert not allowed(rules, text.replace("city", "town"))
 
 
+def test_a_text_value_ends_where_the_parser_ends_it():
+    rules = "start: calls\n" + load_style("qwen3_coder").grammar(TOOLS, True, json.dumps)
+    assert not allowed(rules, CODER.replace("Os\n lo", "Os</parameter> lo"))
+    assert allowed(rules, CODER.replace("Os\n lo\n", "Os <parameter=x>"))
+
+
 def test_blanks_between_json_elements_are_bounded():
     """V48: inside a call there is one spelling; a model that likes blanks is stopped."""
     rules = "start: calls\n" + load_style("hermes").grammar(TOOLS, True, json.dumps)

@@ -94,17 +94,18 @@ def python_call(rule: str, name: str, schema: Mapping[str, Any]) -> str:
 
 def tagged_call(rule: str, name: str, schema: Mapping[str, Any]) -> str:
     """Rules for <function=name> with its <parameter=...> in the order of the schema."""
-    end = "\n</parameter>\n"
+    end = "</parameter>"  # what the parser ends a value at, so no text may hold it
+    last = f"\n{end}\n"
     parts, rules = [], []
     for index, (parameter, own, required) in enumerate(parameters(schema)):
         item = f"{rule}_item_{index}"
         if own.get("type") == "string" and not _closed(own):
-            value = f"{item}_text"
-            rules.append(f"{value}[suffix={quoted(end)}]: /(?s:.*)/\n")
+            rules.append(f"{item}_text[suffix={quoted(end)}]: /(?s:.*)/\n")
+            value = f'{item}_text "\\n"'
         elif own.get("type") == "string":
-            value = f"({_choice(own)}) {quoted(end)}"
+            value = f"({_choice(own)}) {quoted(last)}"
         else:
-            value = f"{json_value(own)} {quoted(end)}"
+            value = f"{json_value(own)} {quoted(last)}"
         rules.append(f"{item}: {quoted(f'<parameter={parameter}>' + chr(10))} {value}\n")
         parts.append(item if required else f"{item}?")
     body = " ".join([quoted(f"<function={name}>\n"), *parts, quoted("</function>")])
