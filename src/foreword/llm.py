@@ -28,9 +28,10 @@ from foreword.receipt import make_receipt
 from foreword.sample.noise import derive, fresh_seed, request_seed
 from foreword.text.stops import split_stops
 from foreword.text.template import encode_chat
-from foreword.types import Request, SamplingParams
+from foreword.types import Handling, Request, SamplingParams
 
 Messages = SequenceOf[Mapping[str, Any]]
+PLAIN_HANDLING = Handling()
 
 
 class LLM:
@@ -102,17 +103,19 @@ class LLM:
         prompts: Prompt | SequenceOf[Prompt],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         *,
+        handling: Handling = PLAIN_HANDLING,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (text or token ids) as one batch; results in the order given.
 
         sampling_params: one for all, or one per prompt. A bad prompt raises RequestError before
-        anything runs. A request that fails on its own ends with finish_reason "error".
+        anything runs. A request that fails on its own ends with finish_reason "error". handling:
+        priority, deadline and what is shared with others; never the text.
         """
         listed = forms.as_list(prompts)
         ids = [self._encode(prompt, place) for place, prompt in enumerate(listed)]
         texts = [forms.text_of(prompt) for prompt in listed]
-        return self._run(texts, ids, sampling_params, None, progress)
+        return self._run(texts, ids, sampling_params, None, progress, handling=handling)
 
     def chat(
         self,
@@ -128,6 +131,7 @@ class LLM:
         continue_final_message: bool = False,
         strict: bool = False,
         date: str | None = None,
+        handling: Handling = PLAIN_HANDLING,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations through the model's chat template. The parts of a reply are in
@@ -160,7 +164,8 @@ class LLM:
         ids = [self._encode(chat.ids, place) for place, chat in enumerate(chats)]
         params = [chat.params for chat in chats]
         texts: list[str | None] = [None] * len(ids)
-        return self._run(texts, ids, params, date, progress, [chat.form for chat in chats])
+        replies = [chat.form for chat in chats]
+        return self._run(texts, ids, params, date, progress, replies, handling)
 
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """The prompt ids of a conversation; `options` as in text.template.encode_chat."""
@@ -240,13 +245,14 @@ class LLM:
         chat_date: str | None,
         progress: Progress | None,
         replies: SequenceOf[ReplyForm | None] | None = None,
+        handling: Handling = PLAIN_HANDLING,
     ) -> list[RequestOutput]:
         each = _params_list(params, len(ids))
         read_as = replies or [None] * len(ids)
         groups: list[list[Sample]] = []
         try:
             for prompt, one, form in zip(ids, each, read_as, strict=True):
-                groups.append(self._submit(prompt, one, chat_date, form))
+                groups.append(self._submit(prompt, one, chat_date, form, handling))
             self._drain([sample for group in groups for sample in group], progress)
         finally:  # an error or an interrupt cuts what is left
             self._retire([sample for group in groups for sample in group])
@@ -287,6 +293,7 @@ class LLM:
         params: SamplingParams,
         chat_date: str | None,
         form: ReplyForm | None = None,
+        handling: Handling = PLAIN_HANDLING,
     ) -> list[Sample]:
         """Queue the n samples of one prompt: all of them, or none and an error."""
         params = params.resolve(self.built.defaults)
@@ -312,6 +319,10 @@ class LLM:
                         max_tokens=limit,
                         group=str(number),
                         watch=stream.push,
+                        salt=handling.salt,
+                        priority=handling.priority,
+                        deadline=handling.deadline,
+                        draft_limit=handling.draft_limit,
                     )
                     sequence = self.engine.add(request)
                     samples.append(Sample(sequence, stream, index, chat_date, time.monotonic()))

@@ -51,6 +51,17 @@ class Request:
     dry_breakers: frozenset[int] = frozenset()  # ids that end a DRY match
     grammar: Grammar | None = None  # the form its text must have, compiled
     adapter: str | None = None  # name of a loaded LoRA adapter
+    draft_limit: int | None = None  # draft nodes a step at most; None = as the engine does
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How a request wants to be served; none of it can change its text. See `Request`."""
+
+    salt: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    draft_limit: int | None = None
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from foreword.serve.common import CommonRequest, ResponseFormat
 from foreword.serve.messages import admit_messages
 from foreword.serve.requests import ChatCompletionRequest, CompletionRequest
 from foreword.text.template import template_variables
+from foreword.types import Handling
 
 LIBRARY_ONLY = {"logits_processors"}  # parameters that no body can hold
 _SAME = (
@@ -71,6 +72,11 @@ class Job:
     seconds: float | None = None
     draft: DraftWish = DraftWish()
     labels: Mapping[str, Any] = field(default_factory=dict)
+
+    def handling(self, arrived: float) -> Handling:
+        """`arrived`: time.monotonic() when the request came."""
+        deadline = None if self.seconds is None else arrived + self.seconds
+        return Handling(self.salt, self.priority, deadline, self.draft.limit)
 
 
 @dataclass(frozen=True, slots=True)
