@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+from harness import smollm2
+from test_cases_text import saying
 
 import apparatus
 import chat_templates as templates
 from chat_templates import HELLO, TOOLS
 from foreword import LLM, SamplingParams
-from foreword.chat.events import ChatMessage
+from foreword.audit import replay
+from foreword.chat.events import ChatMessage, Content, ToolCall
 from foreword.chat.reply import ReplyStream
 from foreword.errors import RequestError
 from foreword.outputs import CompletionOutput
@@ -49,6 +53,7 @@ def drafted(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 ASK = [{"role": "user", "content": "What is the weather in Oslo? Call get_weather."}]
+PATIENT = SamplingParams(temperature=0, max_tokens=None)
 GREEDY = SamplingParams(temperature=0, seed=11, max_tokens=32)
 SAMPLED = SamplingParams(temperature=1.0, seed=11, max_tokens=32)
 WITH_TOOLS: dict[str, Any] = {"tools": TOOLS, "chat_template": templates.HERMES}
@@ -180,3 +185,62 @@ def test_special_tokens_show_where_they_are_asked_for(llm: LLM):
     assert set(ids) & llm.tokenizer.special_ids
     assert "<|special_" in shown.outputs[0].text
     assert "<|special_" not in hidden.outputs[0].text
+
+
+CALLS = (
+    "<think>\nWhich?\n</think>\n\nLook:\n"
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln </tool_call>"}}\n'
+    "</tool_call>\n"
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+)
+BOTH = [("get_weather", '{"city": "Köln </tool_call>"}'), ("now", "{}")]
+
+
+def spoken(k: int, **options: Any) -> tuple[LLM, dict[str, Any]]:
+    """A model that says CALLS, drafted for k right tokens a step, and the options to ask it."""
+    bench = smollm2()
+    options = {"tools": TOOLS, "chat_template": templates.QWEN3, **options}
+    ids = prompt_ids(bench.llm, HELLO, **options)
+    said = bench.tokenizer.encode(CALLS, add_special_tokens=False)
+    return saying(bench, ids, said, k), options
+
+
+def pairs(calls: list[ToolCall]) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in calls]
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_reply_with_thought_text_and_two_calls(k: int):
+    llm, options = spoken(k)
+    output = llm.chat(HELLO, PATIENT, **options)[0].outputs[0]
+    assert (output.reasoning, output.content) == ("Which?", "Look:")
+    assert pairs(output.tool_calls) == BOTH
+    assert output.text == CALLS
+    assert output.finish_reason == "stop"
+    assert "ended_by" not in output.receipt
+    parts = [events for events, _ in llm.stream_chat(HELLO, PATIENT, **options)]
+    message = ChatMessage()
+    for events in parts:
+        message.add(events)
+    assert (message.reasoning, message.content) == ("Which?", "Look:")
+    assert pairs(message.tool_calls) == BOTH
+    shown = [event for events in parts for event in events if isinstance(event, Content)]
+    assert "<" not in "".join(event.text for event in shown)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_one_call_ends_the_reply_and_the_receipt_says_so(k: int):
+    """The text ends where plain decoding's would, and a replay stops there too."""
+    llm, options = spoken(k, parallel_tool_calls=False)
+    output = llm.chat(HELLO, PATIENT, **options)[0].outputs[0]
+    assert pairs(output.tool_calls) == BOTH[:1]
+    assert output.finish_reason == "stop"
+    assert output.text.endswith('</tool_call>"}}')
+    receipt = output.receipt
+    assert receipt["ended_by"] == "tool_call"
+    assert replay.sampling_params(receipt).max_tokens == receipt["num_tokens"]
+    cut = replace(output, finish_reason="length")
+    record = replay.Record("x", receipt, None, output.token_ids)
+    assert replay.compare(record, cut) is None
+    del receipt["ended_by"]
+    assert replay.compare(record, cut) is not None

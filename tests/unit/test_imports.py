@@ -41,7 +41,7 @@ TORCH_ROOMS = {"kernels", "model"}
 TORCH_FILES = {"foreword.kv.pool", "foreword.audit.host"}  # the latter flips torch's switches
 
 # In these folders a file that defines `make` is a member of the family; members stay strangers.
-FAMILIES = {"draft", "tree", "accept", "kv", "sample"}
+FAMILIES = {"draft", "tree", "accept", "kv", "sample", "chat"}
 BACKENDS = tuple(f"foreword.kernels.{name}" for name in ("reference", "torch", "cpu", "cuda"))
 
 ENGINE_MAY_SEE = PLAIN | {f"foreword.{name}" for name in WORDS | {"scheduler", "verify"}}

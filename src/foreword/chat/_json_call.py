@@ -28,7 +28,7 @@ _KEYS = {'"name"', '"arguments"', '"parameters"', '"type"', '"function"', '"id"'
 class JsonCall:
     """`known`: the names that make a call; None: any. Push until `done` or `failed`.
 
-    rest: text after a call that is done. raw: all text of a call not begun or failed.
+    rest: text after a call that is done or failed. raw: the text of one not begun or failed.
     """
 
     def __init__(self, index: int, known: Container[str] | None) -> None:
@@ -57,10 +57,7 @@ class JsonCall:
                 self.raw += character
                 events += self._head(character)
                 begin = place
-                if self.failed:
-                    self.raw += text[place + 1 :]
-                    return events
-            if self.done:
+            if self.done or self.failed:
                 self.rest = text[place + 1 :]
                 return events
         if self._within and text[begin:]:

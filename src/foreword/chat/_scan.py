@@ -78,6 +78,10 @@ class Plain:
         rest, self._held = self._held, ""
         return "" if self.after_call and not rest.strip() else self._shown(rest)
 
+    def give_back(self, text: str) -> str:
+        """Show a tag that turned out to open no call."""
+        return self._shown(text)
+
     def _shown(self, text: str) -> str:
         if not text:
             return ""

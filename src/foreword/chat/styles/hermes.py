@@ -60,8 +60,9 @@ class Hermes:
         events += call.push(text)
         if call.failed:
             self._call = None
-            events.append(Content(self._tag + call.raw))
-            return ""
+            if self._tag:
+                events.append(Content(self._plain.give_back(self._tag)))
+            return call.raw + call.rest
         if not call.done:
             return ""
         self.finished += 1

@@ -76,7 +76,7 @@ class Llama3Json:
         events += call.push(text)
         if call.failed:
             self._call = None
-            return call.raw  # plain text: no call begins in the middle of it
+            return call.raw + call.rest  # plain text: no call begins in the middle of it
         if not call.done:
             return ""
         self.finished += 1

@@ -55,7 +55,8 @@ class Qwen3Coder:
         self._plain = Plain((OPEN, FUNCTION))
         self._state = "text"  # text | head | body | behind
         self._held = ""
-        self._tag = ""
+        self._tag = ""  # what is given back where no call follows
+        self._bare = False  # the function's tag stands alone
         self._name = ""
         self._given = 0  # parameters given out of the open call
 
@@ -82,9 +83,9 @@ class Qwen3Coder:
         shown, tag, text = self._plain.push(text)
         events += [Content(shown)] if shown else []
         if tag is not None:
-            self._state = "head"
-            self._tag = self._plain.dropped + ("" if tag == FUNCTION else tag)
-            self._held = FUNCTION if tag == FUNCTION else ""
+            self._state, self._bare = "head", tag == FUNCTION
+            self._tag = self._plain.dropped + ("" if self._bare else tag)
+            self._held = FUNCTION if self._bare else ""
             if not text:  # the tag alone may complete nothing
                 return ""
         return text
@@ -100,8 +101,10 @@ class Qwen3Coder:
             self._held = text
             return ""
         self._state, self._held = "text", ""
-        events.append(Content(self._tag + text))
-        return ""
+        if self._bare:
+            self._tag, text = self._tag + FUNCTION, text.removeprefix(FUNCTION)
+        events.append(Content(self._plain.give_back(self._tag)))
+        return text
 
     def _body(self, text: str, events: list[Event]) -> str:
         news = self._held[-len(END_PARAMETER) :] + text
