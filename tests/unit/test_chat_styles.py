@@ -80,6 +80,7 @@ REPLIES: list[tuple[str, str, str | None, list[tuple[str, Any]]]] = [
     ("pythonic", "[now(a=[1, (2)], b={'k': None}, c=true, d=-1.5)]", None,
      [("now", {"a": [1, 2], "b": {"k": None}, "c": True, "d": -1.5})]),
     ("pythonic", "[now(a='it\\'s', b=", None, [("now", '{"a": "it\'s"')]),
+    ("pythonic", r"[now(a='\d\n\\x\'')]", None, [("now", {"a": "\\d\n\\x'"})]),
     ("pythonic", "[now(a=1+x)]", None, [("now", '{"a": 1+x}')]),
     ("pythonic", "[now", "[now", []),
     ("qwen3_coder", CODER, None, [("get_weather", {"city": "Os\n lo", "days": 3}), NOW]),

@@ -22,6 +22,8 @@ MARKERS = (START, END)
 _OPENING = re.compile(r"\s*([\w.\-]+)\s*\(")
 _MAY_OPEN = re.compile(r"\s*[\w.\-]*\s*")
 _KEYWORD = re.compile(r"\s*(\w+)\s*=\s*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_KNOWN_ESCAPES = set("\\'\"abfnrtvxuUN01234567\n")
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -153,13 +155,19 @@ def _json(keyword: str) -> str:
     return f"{json.dumps(match[1], ensure_ascii=False)}: {value}"
 
 
+def _spelled(escape: re.Match[str]) -> str:
+    """Python keeps the backslash of an escape that it does not know, and warns: spelled out."""
+    return escape[0] if escape[0][1] in _KNOWN_ESCAPES else "\\" + escape[0]
+
+
 class _Names(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
 
 
 def _literal(text: str) -> Any:
-    return ast.literal_eval(_Names().visit(ast.parse(text.strip(), mode="eval")))
+    text = _ESCAPE.sub(_spelled, text.strip())
+    return ast.literal_eval(_Names().visit(ast.parse(text, mode="eval")))
 
 
 def make(tools: Tools) -> Pythonic:
