@@ -8,22 +8,26 @@ from __future__ import annotations
 import datetime
 import itertools
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import closing
 from dataclasses import replace
 from threading import Lock
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from foreword import prompts as forms
 from foreword.adapters import Loaded
+from foreword.asks import PLAIN_HANDLING, Ask, Asks, check_single, for_each
 from foreword.beam.outputs import BeamSearchOutput, beam_output
-from foreword.beam.params import BeamSearchParams, one_for_each
+from foreword.beam.params import BeamSearchParams
 from foreword.beam.run import Expanding, Searching, run
 from foreword.build import Built, Progress, build
+from foreword.chat.events import Event
+from foreword.chat.prepare import ChatOptions, prepare
+from foreword.chat.reply import ReplyStream
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, read_speculative_config
-from foreword.errors import ConfigError, RequestError
+from foreword.errors import ConfigError
 from foreword.outputs import (
     CompletionOutput,
     Delta,
@@ -36,19 +40,11 @@ from foreword.outputs import (
 )
 from foreword.prompts import Prompt
 from foreword.receipt import make_receipt
-from foreword.sample.arithmetic import coded
-from foreword.sample.checks import check_processors
-from foreword.sample.form_rule import request_form
-from foreword.sample.noise import derive, fresh_seed, request_seed
-from foreword.text.forms import Forms
-from foreword.text.stops import split_stops
-from foreword.text.stream import TextStream
 from foreword.text.template import encode_chat
-from foreword.text.words import bad_word_ids, breaker_ids
-from foreword.types import Request, SamplingParams
+from foreword.types import Handling, Request, SamplingParams
 
-MAX_BREAKERS = 32  # lists of DRY breakers whose ids are kept
 Messages = SequenceOf[Mapping[str, Any]]
+Part = TypeVar("Part")
 AdapterNames = str | None | SequenceOf[str | None]  # for all prompts, or for each
 
 
@@ -58,8 +54,9 @@ class LLM:
     model: a Hugging Face folder, a .gguf file, `org/name`, or a built-in name. speculative_config:
     {"method": ..., "model": ..., "num_speculative_tokens": ..., ...} or None for the default;
     {"method": "none"} is plain decoding. adapters: name -> PEFT folder; requests choose by name.
-    Other keywords are EngineConfig's. Raises ConfigError, WeightsError, DownloadError,
-    KernelUnavailable.
+    tool_call_parser: a file of chat/styles; None = what the chat template teaches.
+    reasoning_parser: "think" or "none"; None = by the template. Other keywords are EngineConfig's.
+    Raises ConfigError, WeightsError, DownloadError, KernelUnavailable.
     """
 
     def __init__(
@@ -85,8 +82,13 @@ class LLM:
         generation_config: str = "auto",
         seed: int | None = None,
         adapters: Mapping[str, str] | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
         progress: Progress | None = None,
     ) -> None:
+        self.chat_options = ChatOptions(
+            tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
+        )
         config = EngineConfig(
             model=str(model),
             revision=revision,
@@ -109,12 +111,9 @@ class LLM:
         self.built: Built = build(config, progress)
         self.engine = self.built.engine
         self.tokenizer = self.built.tokenizer
-        self._breaker_ids: dict[tuple[str, ...], frozenset[int]] = {(): frozenset()}
-        self.forms = Forms(self.tokenizer, self.built.vocab_size, self.built.checkpoint.eos_ids)
+        self.asks = Asks(self.built)
         self._numbers = itertools.count()
-        self._live: dict[
-            str, Sample | Expanding
-        ] = {}  # by sequence id: whoever steps marks everybody's
+        self._live: dict[str, Sample | Expanding] = {}  # whoever steps marks everybody's
         self._lock = Lock()  # held for one step at a time
 
     def generate(
@@ -123,32 +122,51 @@ class LLM:
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         *,
         adapter: AdapterNames = None,
+        handling: Handling = PLAIN_HANDLING,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (text or token ids) as one batch; results in the order given.
 
         sampling_params, adapter (the name of a loaded one, None = the model itself): one for all,
         or one per prompt. A bad prompt raises RequestError before anything runs. A request that
-        fails on its own ends with finish_reason "error".
+        fails on its own ends with finish_reason "error". handling: priority, deadline and what is
+        shared with others; never the text.
         """
         listed = forms.as_list(prompts)
         ids = [self._encode(prompt, place) for place, prompt in enumerate(listed)]
-        texts = [forms.text_of(prompt) for prompt in listed]
-        return self._run(texts, ids, sampling_params, None, progress, adapter)
+        each = for_each(sampling_params or SamplingParams(), len(ids), "sampling_params")
+        names = for_each(adapter, len(ids), "adapters")
+        return self._run(
+            [
+                Ask(prompt, one, forms.text_of(given), adapter=name, handling=handling)
+                for prompt, one, given, name in zip(ids, each, listed, names, strict=True)
+            ],
+            progress,
+        )
 
     def chat(
         self,
         messages: Messages | SequenceOf[Messages],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         *,
+        tools: SequenceOf[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         strict: bool = False,
         date: str | None = None,
         adapter: AdapterNames = None,
+        handling: Handling = PLAIN_HANDLING,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations through the model's chat template.
+        """Answer conversations through the model's chat template. The parts of a reply are in
+        `content`, `reasoning` and `tool_calls` of each output.
+
+        tools, tool_choice, parallel_tool_calls: as OpenAI's clients send them (chat/tools.py).
+        chat_template: instead of the model's; chat_template_kwargs: variables that it reads.
 
         add_generation_prompt: None = unless the final message is continued. strict: text of
         messages never becomes a control token. date: what a template that asks for the date is
@@ -157,17 +175,32 @@ class LLM:
         single = bool(messages) and isinstance(messages[0], Mapping)
         talks: list[Any] = [messages] if single else list(messages)
         date = date or datetime.date.today().isoformat()
-        options = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "strict": strict,
-            "date": date,
-        }
-        ids = [
-            self._encode(self.encode_chat(talk, **options), place)
-            for place, talk in enumerate(talks)
+        options = replace(
+            self.chat_options,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            strict=strict,
+            date=date,
+        )
+        each = for_each(sampling_params or SamplingParams(), len(talks), "sampling_params")
+        chats = [
+            prepare(self.tokenizer, talk, params, options)
+            for talk, params in zip(talks, each, strict=True)
         ]
-        return self._run([None] * len(ids), ids, sampling_params, date, progress, adapter)
+        ids = [self._encode(chat.ids, place) for place, chat in enumerate(chats)]
+        names = for_each(adapter, len(ids), "adapters")
+        return self._run(
+            [
+                Ask(prompt, one.params, None, date, one.form, name, handling)
+                for prompt, one, name in zip(ids, chats, names, strict=True)
+            ],
+            progress,
+        )
 
     def beam_search(
         self,
@@ -183,11 +216,11 @@ class LLM:
         `error` and no outputs. chat_date: for receipts, what the prompts' template was told."""
         listed = forms.as_list(prompts)
         ids = [self._encode(prompt, place) for place, prompt in enumerate(listed)]
-        pairs = zip(ids, one_for_each(params, len(ids)), strict=True)
-        searches = [Searching.of(self._beam_request(prompt, one), one) for prompt, one in pairs]
+        pairs = zip(ids, for_each(params, len(ids), "params"), strict=True)
+        searches = [Searching.of(self._beam(prompt, one), one) for prompt, one in pairs]
         for one in searches:
             self.engine.check(one.base)
-        run(searches, self._expand, self._step, self._retire, progress)
+        run(searches, self._expand, self.step, self.retire, progress)
         texts = [forms.text_of(prompt) for prompt in listed]
         return [
             beam_output(self.built, one, text, chat_date)
@@ -218,25 +251,87 @@ class LLM:
         adapter: str | None = None,
     ) -> Generator[tuple[Delta, Sample], None, None]:
         """As `stream`, with the tokens, logprobs and offsets that are new beside the text."""
-        for name in ("n", "best_of"):
-            if getattr(sampling_params, name) not in (None, 1):
-                given = getattr(sampling_params, name)
-                raise RequestError(f"a stream has one sample, got {name} = {given}", name)
+        check_single(sampling_params)
         ids = self._encode(prompt, 0)
-        (sample,) = self._submit(ids, sampling_params, chat_date, adapter)
+        ask = Ask(ids, sampling_params, chat_date=chat_date, adapter=adapter)
+        yield from self._follow(ask, lambda sample: sample.take(self.tokenizer.shown))
+
+    def stream_chat(
+        self, messages: Messages, sampling_params: SamplingParams, **options: Any
+    ) -> Iterator[tuple[list[Event], Sample]]:
+        """As `stream`, for one conversation: what is new of its content, reasoning and tool calls.
+        options: as in `chat`."""
+        check_single(sampling_params)
+        date = options["date"] = options.get("date") or datetime.date.today().isoformat()
+        adapter = options.pop("adapter", None)
+        asked = replace(self.chat_options, **options)
+        chat = prepare(self.tokenizer, messages, sampling_params, asked)
+        ids = self._encode(chat.ids, 0)
+        ask = Ask(ids, chat.params, chat_date=date, form=chat.form, adapter=adapter)
+
+        def take(sample: Sample) -> list[Event]:
+            assert isinstance(sample.stream, ReplyStream)
+            return sample.stream.take_events()
+
+        yield from self._follow(ask, take)
+
+    def _follow(
+        self, ask: Ask, take: Callable[[Sample], Part]
+    ) -> Generator[tuple[Part, Sample], None, None]:
+        (sample,) = self.submit(ask)
         try:
             while sample.ended is None:
-                self._step(sample)
-                yield sample.take(self.tokenizer.shown), sample
-            rest = sample.take(self.tokenizer.shown)
-            if rest.text or rest.token_ids:  # another caller's step ended it
+                self.step(sample)
+                yield take(sample), sample
+            if rest := take(sample):  # another caller's step ended it
                 yield rest, sample
         finally:
-            self._retire([sample])
+            self.retire([sample])
+
+    def submit(self, ask: Ask) -> list[Sample]:
+        """Queue the samples of one prompt: all of them, or none and a RequestError."""
+        prepared = self.asks.prepare(ask)
+        with self._lock:
+            samples: list[Sample] = []
+            try:
+                for request, stream in self.asks.samples(prepared, next(self._numbers)):
+                    sequence = self.engine.add(request)
+                    sample = Sample(
+                        sequence,
+                        stream,
+                        len(samples),
+                        ask.chat_date,
+                        prepared.started,
+                        prepared.shown,
+                    )
+                    samples.append(sample)
+            except BaseException:
+                for sample in samples:
+                    self.engine.abort(sample.sequence)
+                raise
+            self._live.update((sample.sequence.id, sample) for sample in samples)
+        return samples
+
+    def step(self, waiting_for: Sample | Expanding) -> None:
+        """One step of the engine, unless another thread's step has just ended the sample."""
+        with self._lock:
+            if waiting_for.ended is None:
+                for sequence in self.engine.step():
+                    self._live[sequence.id].mark(time.monotonic())
+
+    def retire(self, samples: SequenceOf[Sample | Expanding]) -> None:
+        """Forget samples; what has not ended is cut at its last token."""
+        with self._lock:
+            for sample in samples:
+                self.engine.abort(sample.sequence)
+                sample.mark(time.monotonic())
+                self._live.pop(sample.sequence.id, None)
 
     def result(self, sample: Sample) -> CompletionOutput:
         """A finished (or cut) sample as the user sees it."""
         receipt = make_receipt(self.built, sample.sequence, sample.chat_date)
+        if isinstance(sample.stream, ReplyStream) and sample.stream.enough:
+            receipt["ended_by"] = "tool_call"  # plain decoding of the ids alone would go on
         return completion(sample, self.tokenizer.shown, receipt)
 
     def output(self, samples: list[Sample], text: str | None) -> RequestOutput:
@@ -292,134 +387,27 @@ class LLM:
         built = self.built
         return forms.token_ids(prompt, place, self.tokenizer, built.vocab_size, built.context)
 
-    def _run(
-        self,
-        texts: list[str | None],
-        ids: list[list[int]],
-        params: SamplingParams | SequenceOf[SamplingParams] | None,
-        chat_date: str | None,
-        progress: Progress | None,
-        adapter: AdapterNames = None,
-    ) -> list[RequestOutput]:
-        each = _params_list(params, len(ids))
-        names = _adapter_list(adapter, len(ids))
+    def _run(self, asks: list[Ask], progress: Progress | None) -> list[RequestOutput]:
         groups: list[list[Sample]] = []
         try:
-            for prompt, one, name in zip(ids, each, names, strict=True):
-                groups.append(self._submit(prompt, one, chat_date, name))
+            for ask in asks:
+                groups.append(self.submit(ask))
             self._drain([sample for group in groups for sample in group], progress)
         finally:  # an error or an interrupt cuts what is left
-            self._retire([sample for group in groups for sample in group])
-        return [self.output(group, text) for group, text in zip(groups, texts, strict=True)]
+            self.retire([sample for group in groups for sample in group])
+        return [self.output(group, ask.text) for group, ask in zip(groups, asks, strict=True)]
 
     def _drain(self, samples: list[Sample], progress: Progress | None) -> None:
         while (running := next((one for one in samples if one.ended is None), None)) is not None:
-            self._step(running)
+            self.step(running)
             if progress is not None:
                 done = sum(sample.ended is not None for sample in samples)
                 progress("generating", done, len(samples))
 
-    def _step(self, waiting_for: Sample | Expanding) -> None:
-        """One step of the engine, unless another thread's step has just ended the sample."""
-        with self._lock:
-            if waiting_for.ended is None:
-                for sequence in self.engine.step():
-                    self._live[sequence.id].mark(time.monotonic())
-
-    def _retire(self, samples: SequenceOf[Sample | Expanding]) -> None:
-        with self._lock:
-            for sample in samples:
-                self.engine.abort(sample.sequence)
-                sample.mark(time.monotonic())
-                self._live.pop(sample.sequence.id, None)
-
-    def _submit(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        chat_date: str | None,
-        adapter: str | None = None,
-    ) -> list[Sample]:
-        """Queue the n samples of one prompt: all of them, or none and an error."""
-        params = params.resolve(self.built.defaults)
-        room = self.built.context - len(prompt_ids)
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        texts, ids = split_stops(self.tokenizer, params.stop or ())
-        bad_words = bad_word_ids(self.tokenizer, params.bad_words or ())
-        breakers = self._breakers(params)
-        ends = frozenset(ids)
-        if not params.ignore_eos:
-            ends |= self.built.checkpoint.eos_ids
-        shown = params.logprobs
-        if params.num_samples > params.n and shown is None:
-            params = replace(params, logprobs=0)  # what the best are chosen by
-        started = time.monotonic()
-        expires = None if params.time_limit is None else started + params.time_limit
-        others = replace(params, prompt_logprobs=None) if limit else params  # scored once
-        grammar = request_form(self.forms, params, self.built.checkpoint.eos_ids | ids)
-        with self._lock:
-            chosen = self.built.adapters.find(adapter)
-            number = next(self._numbers)
-            seed = self._seed(params, number)
-            samples: list[Sample] = []
-            try:
-                for index in range(params.num_samples):
-                    stream = TextStream(
-                        self.tokenizer,
-                        prompt_ids,
-                        texts,
-                        include_stop=params.include_stop_str_in_output,
-                        end_ids=ends | frozenset(params.stop_token_ids or ()),
-                        min_tokens=params.min_tokens,
-                    )
-                    request = Request(
-                        id=f"{number}-{index}",
-                        prompt_ids=tuple(prompt_ids),
-                        params=coded(others if index else params, seed, index),
-                        seed=derive(seed, index),
-                        eos_ids=ends,
-                        max_tokens=limit,
-                        group=str(number),
-                        watch=stream.push,
-                        bad_words=bad_words,
-                        dry_breakers=breakers,
-                        expires=expires,
-                        grammar=grammar,
-                        adapter=adapter,
-                        adapter_sha256="" if chosen is None else chosen.sha256,
-                    )
-                    check_processors(request, self.built.vocab_size)
-                    sequence = self.engine.add(request)
-                    samples.append(Sample(sequence, stream, index, chat_date, started, shown))
-            except BaseException:
-                for sample in samples:
-                    self.engine.abort(sample.sequence)
-                raise
-            self._live.update((sample.sequence.id, sample) for sample in samples)
-        return samples
-
-    def _breakers(self, params: SamplingParams) -> frozenset[int]:
-        """Looks at every token's text: the answers are kept, for a few lists of breakers."""
-        key = tuple(params.dry_sequence_breakers) if params.dry_multiplier else ()
-        if key not in self._breaker_ids:
-            if len(self._breaker_ids) >= MAX_BREAKERS:
-                self._breaker_ids.clear()
-            self._breaker_ids[key] = breaker_ids(self.tokenizer, key)
-        return self._breaker_ids[key]
-
-    def _beam_request(self, prompt_ids: list[int], params: BeamSearchParams) -> Request:
-        """What a search's requests have in common."""
-        room = self.built.context - len(prompt_ids)
+    def _beam(self, prompt_ids: list[int], params: BeamSearchParams) -> Request:
         with self._lock:
             number = next(self._numbers)
-        return Request(
-            id=f"{number}",
-            prompt_ids=tuple(prompt_ids),
-            params=params.sampling().resolve(self.built.defaults),
-            seed=0,
-            eos_ids=frozenset() if params.ignore_eos else self.built.checkpoint.eos_ids,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-        )
+        return self.asks.beam(prompt_ids, params, number)
 
     def _expand(
         self, request: Request, tokens: tuple[int, ...], arrival: int | None
@@ -428,27 +416,3 @@ class LLM:
             sequence = self.engine.add(request, tokens, arrival)
             self._live[request.id] = beam = Expanding(sequence)
             return beam, self.engine.parts.scheduler.order(sequence)[1]
-
-    def _seed(self, params: SamplingParams, number: int) -> int:
-        if params.seed is not None:
-            return params.seed
-        base = self.built.config.seed
-        return fresh_seed() if base is None else request_seed(base, number)
-
-
-def _params_list(
-    params: SamplingParams | SequenceOf[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ConfigError(f"{count} prompts but {len(params)} sampling_params; give one or {count}")
-    return list(params)
-
-
-def _adapter_list(adapter: AdapterNames, count: int) -> list[str | None]:
-    if not isinstance(adapter, (list, tuple)):
-        return [adapter] * count  # type: ignore[list-item]  # `find` refuses what is no name
-    if len(adapter) != count:
-        raise ConfigError(f"{count} prompts but {len(adapter)} adapters; give one or {count}")
-    return list(adapter)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from foreword.chat.events import ChatMessage, ToolCall
+from foreword.chat.reply import ReplyStream
 from foreword.text.stream import TextStream
 from foreword.types import FinishReason, Sequence, SpeculationStats, TokenLogprobs
 
@@ -69,12 +71,16 @@ class Delta:
     logprobs: list[dict[int, Logprob]] | None
     text_offsets: list[int]
 
+    def __bool__(self) -> bool:
+        return bool(self.text or self.token_ids)
+
 
 @dataclass(slots=True)
 class CompletionOutput:
     """One sample. `sources[i]` names the drafter that had guessed token i, "" for the target.
     `text_offsets[i]`: where token i begins in `text`, in characters (of one that begins inside a
-    character: where that character does)."""
+    character: where that character does).
+    Of a chat, `text` is the reply as it came; content, reasoning and tool_calls are its parts."""
 
     index: int
     text: str
@@ -90,6 +96,9 @@ class CompletionOutput:
     text_offsets: list[int] = field(default_factory=list)
     error: str | None = None
     exactness: str = "exact"  # or "approximate: ...", where the request asked for it
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,10 @@ class Usage:
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -141,6 +154,7 @@ def completion(
     """The user's view of a sample that has ended; `text_of` gives the text of a token id."""
     sequence = sample.sequence
     shown = sample.num_shown is not None
+    parts = sample.stream.message if isinstance(sample.stream, ReplyStream) else ChatMessage()
     return CompletionOutput(
         index=sample.index,
         text=sample.stream.text,
@@ -156,6 +170,9 @@ def completion(
         text_offsets=sample.stream.offsets(),
         error=None if sequence.error is None else str(sequence.error),
         exactness=sequence.exactness,
+        content=parts.content,
+        reasoning=parts.reasoning,
+        tool_calls=parts.tool_calls,
     )
 
 

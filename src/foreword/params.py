@@ -151,6 +151,7 @@ class SamplingParams:
     from: sample/logprobs.py). prompt_logprobs: the same for the prompt's tokens, always raw.
     acceptance: a file of accept/; all but "exact" let drafts through that plain decoding would not
     have chosen, and the result says "approximate". acceptance_options: its own settings.
+    skip_special_tokens: False = special tokens show in the text.
     Raises RequestError naming the field.
     """
 
@@ -194,6 +195,7 @@ class SamplingParams:
     arithmetic_code: float | None = None
     acceptance: str = "exact"
     acceptance_options: Mapping[str, Any] | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -249,7 +251,7 @@ class SamplingParams:
                 )
         if self.top_p == 0.0:
             raise RequestError("top_p must be > 0; for greedy set temperature to 0", "top_p")
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false", name)
         for text in stop:

@@ -233,7 +233,9 @@ class _Step:
         """No node past max_tokens: of r tokens to come, a path of r - 1 and the bonus are all."""
         if not entry.completes:
             return 0
-        return max(0, min(self.max_per_sequence, entry.sequence.remaining - 1))
+        limit = entry.sequence.request.draft_limit
+        most = self.max_per_sequence if limit is None else min(limit, self.max_per_sequence)
+        return max(0, min(most, entry.sequence.remaining - 1))
 
     def _prefill(self, sequence: Sequence) -> int:
         """Schedule a chunk; returns its rows."""

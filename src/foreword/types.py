@@ -55,6 +55,7 @@ class Request:
     adapter: str | None = None  # name of a loaded LoRA adapter
     expand: int = 0  # > 0: a beam, of whose next token so many candidates are wanted (expansion.py)
     adapter_sha256: str = ""  # of its weights and scales
+    draft_limit: int | None = None  # draft nodes a step at most; None = as the engine does
 
     @property
     def scope(self) -> str:
@@ -62,6 +63,16 @@ class Request:
         salt. No other pair of these makes the same text."""
         assert (self.adapter is None) == (not self.adapter_sha256), self.adapter
         return f"{len(self.adapter_sha256)}:{self.adapter_sha256}{self.salt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How a request wants to be served; none of it can change its text. See `Request`."""
+
+    salt: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    draft_limit: int | None = None
 
 
 @dataclass(slots=True)

@@ -25,11 +25,11 @@ LEVELS = {
     "errors": 0, "families": 0, "params": 0, "types": 0, "protocols": 0, "config": 0,
     "machine": 0, "version": 0,
     "text": 1, "scheduler": 1, "kernels": 1,
-    "sample": 2, "kv": 2, "model": 2,
+    "sample": 2, "kv": 2, "model": 2, "chat": 2,
     "draft": 3, "tree": 3, "accept": 3, "verify": 3,
     "engine": 4,
     "adapters": 3, "fit": 3, "cost": 3, "pace": 4, "acceptance": 4, "build": 5,
-    "outputs": 6, "prompts": 6, "receipt": 6, "echo": 7, "beam": 7, "llm": 8,
+    "outputs": 6, "prompts": 6, "receipt": 6, "echo": 7, "beam": 7, "asks": 7, "llm": 8,
     "serve": 9, "bench": 9, "audit": 9, "cli": 10,
     "": 11, "__main__": 11,
 }  # fmt: skip
@@ -42,7 +42,7 @@ TORCH_ROOMS = {"kernels", "model"}
 TORCH_FILES = {"foreword.kv.pool", "foreword.audit.host"}  # the latter flips torch's switches
 
 # In these folders a file that defines `make` is a member of the family; members stay strangers.
-FAMILIES = {"draft", "tree", "accept", "kv", "sample"}
+FAMILIES = {"draft", "tree", "accept", "kv", "sample", "chat"}
 BACKENDS = tuple(f"foreword.kernels.{name}" for name in ("reference", "torch", "cpu", "cuda"))
 
 ENGINE_MAY_SEE = PLAIN | {f"foreword.{name}" for name in WORDS | {"scheduler", "verify"}}
@@ -217,7 +217,7 @@ def test_a_right_import_is_not_reported(name, source):
 
 def torch_free() -> list[str]:
     """Modules that must come up without torch: the integer rooms, and the words."""
-    rooms = WORDS | {"scheduler", "tree", "accept", "sample", "text"}
+    rooms = WORDS | {"scheduler", "tree", "accept", "sample", "text", "chat"}
     return sorted(name for name, module in MODULES.items() if module.room in rooms or name in PLAIN)
 
 

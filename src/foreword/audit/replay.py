@@ -286,12 +286,17 @@ def sampling_params(receipt: Mapping[str, Any]) -> SamplingParams:
     }
     if has_prompt_logprobs(receipt):
         options["prompt_logprobs"] = receipt["prompt_logprobs"]["count"]
-    if receipt.get("finish_reason") in CUT:
+    if _was_cut(receipt):
         options["max_tokens"] = receipt["num_tokens"]
         least = options.get("min_tokens", 0)
         options["min_tokens"] = min(least, receipt["num_tokens"])  # it decides what is before
     params: SamplingParams = from_options(SamplingParams, options, "the sampling of a receipt")
     return params
+
+
+def _was_cut(receipt: Mapping[str, Any]) -> bool:
+    """Whether something outside the tokens ended it: a limit, or the reader of its tool calls."""
+    return receipt.get("finish_reason") in CUT or receipt.get("ended_by") == "tool_call"
 
 
 def find_prompt(tokenizer: Tokenizer, record: Record, prompt: str | None) -> list[int]:
@@ -324,7 +329,7 @@ def compare(record: Record, output: CompletionOutput) -> str | None:
         if beams is not None and beams["cumulative_logprob"] != output.cumulative_logprob:
             old, new = beams["cumulative_logprob"], output.cumulative_logprob
             return f"the score is {old!r} in the receipt, {new!r} here"
-        if reason in CUT or reason == output.finish_reason:
+        if _was_cut(receipt) or reason == output.finish_reason:
             return None
         return f"finish reason is {reason} in the receipt, {output.finish_reason} here"
     if record.token_ids is None:

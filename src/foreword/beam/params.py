@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -112,17 +111,6 @@ class BeamSearchParams:
                     "best_first",
                     name,
                 )
-
-
-def one_for_each(
-    params: BeamSearchParams | SequenceOf[BeamSearchParams], count: int
-) -> list[BeamSearchParams]:
-    """Parameters for `count` prompts. RequestError when their number differs."""
-    if isinstance(params, BeamSearchParams):
-        return [params] * count
-    if len(params) != count:
-        raise RequestError(f"{count} prompts but {len(params)} params; give one or {count}")
-    return list(params)
 
 
 def names() -> list[str]:

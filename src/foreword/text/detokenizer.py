@@ -9,7 +9,7 @@ one-shot text, because both are the UTF-8 reading of the same bytes. Cost per to
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from foreword.text.tokenizer import Tokenizer
 
@@ -24,9 +24,11 @@ class Detokenizer:
         tokenizer: Tokenizer,
         prompt_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
+        shown: Set[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown  # special tokens that are not skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         tail = self._last_bytes(prompt_ids)
         self._at_start = tokenizer.strips_leading_space and not tail
@@ -34,7 +36,7 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that became certain with this token; "" inside a character."""
-        data = self._tokenizer.visible_bytes(token, self._skip)
+        data = self._bytes(token)
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")
@@ -44,10 +46,14 @@ class Detokenizer:
         """What is still held back: one U+FFFD for a character cut in the middle, or ""."""
         return self._utf8.decode(b"", final=True)
 
+    def _bytes(self, token: int) -> bytes:
+        skip = self._skip and token not in self._shown
+        return self._tokenizer.visible_bytes(token, skip)
+
     def _last_bytes(self, prompt_ids: Sequence[int]) -> bytes:
         tail = b""
         for token in reversed(prompt_ids):
-            tail = self._tokenizer.visible_bytes(token, self._skip) + tail
+            tail = self._bytes(token) + tail
             if len(tail) >= _LONGEST_CHARACTER:
                 break
         return tail

@@ -16,7 +16,8 @@ from foreword.text.tokenizer import Tokenizer
 class TextStream:
     """`stops`: text stops only; `split_stops` separates those that are special tokens. `end_ids`
     end the request; like stop strings they are part of the text if `include_stop` says so. A stop
-    string that is complete with one of the first `min_tokens` tokens ends nothing."""
+    string that is complete with one of the first `min_tokens` tokens ends nothing. `shown`: special
+    tokens that are text all the same."""
 
     def __init__(
         self,
@@ -28,8 +29,9 @@ class TextStream:
         include_stop: bool = False,
         end_ids: Set[int] = frozenset(),
         min_tokens: int = 0,
+        shown: Set[int] = frozenset(),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens, shown)
         self._watch = StopWatch(stops, include_stop)
         self._hidden: Set[int] = frozenset() if include_stop else end_ids
         self._min_tokens = min_tokens

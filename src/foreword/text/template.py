@@ -8,9 +8,11 @@ other engines; in strict mode it stays text (strict.py). Knows no model.
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import meta
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from foreword.errors import RequestError
@@ -21,6 +23,7 @@ from foreword.text.sandbox import (
     BUDGET_PER_CHARACTER,
     BUDGET_PER_MESSAGE,
     METER,
+    ChatEnvironment,
     Meter,
     compile_template,
 )
@@ -87,6 +90,15 @@ def render(
             "continue_final_message",
         )
     return text + blanks
+
+
+@functools.lru_cache(maxsize=64)
+def template_variables(template: str) -> frozenset[str] | None:
+    """Names that a template reads from outside; None when it does not parse."""
+    try:
+        return frozenset(meta.find_undeclared_variables(ChatEnvironment().parse(template)))
+    except TemplateError:
+        return None
 
 
 def chat_template(tokenizer: Tokenizer, tools: object = None) -> str:
