@@ -154,7 +154,7 @@ class KVStore(Protocol):
 
     def begin(self, sequence_id: str, token_ids: SequenceOf[int], salt: str = "") -> int:
         """Register a sequence, attach the longest cached prefix of `token_ids[:-1]`, return its
-        length."""
+        length. `salt`: whom it may share with, such as Request.scope."""
 
     def reserve(self, sequence_id: str, rows: int) -> bool:
         """Room for `rows` rows after the committed ones; all or nothing. Replaces the last

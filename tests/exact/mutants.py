@@ -218,9 +218,11 @@ def unrounded_same_pass_key(patch: pytest.MonkeyPatch) -> None:
     attend_input, attend = backend.TorchKernels.attend_input, backend.TorchKernels.attend
     wide: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def write(self: Any, layer: Any, hidden: Any, step: Any, keys: Any, values: Any) -> Any:
+    def write(
+        self: Any, layer: Any, hidden: Any, step: Any, keys: Any, values: Any, *more: Any
+    ) -> Any:
         full = keys.float(), values.float()
-        query = attend_input(self, layer, hidden, step, *full)
+        query = attend_input(self, layer, hidden, step, *full, *more)
         keys.copy_(full[0])
         values.copy_(full[1])
         wide[id(step)] = full

@@ -221,6 +221,21 @@ def test_threads_do_not_matter(name: str, numerics: str, backend: str) -> None:
             model.kernels.close()
 
 
+@pytest.mark.parametrize("isa", HERE)
+def test_attention_that_threads_share_feeds_adapters_alike(isa: str) -> None:
+    """Several partitions of keys: a single row is then merged from what threads did."""
+    ids = ids_of(300)
+    wanted = under(made("biased", "bfloat16", isa), ids, "ragged", [300])
+    for threads in (1, 3):
+        model = loaded(fresh("biased", "bfloat16", isa, threads))
+        try:
+            for sizes in ([270, 1], [140, 3, 150, 2, 1]):
+                got = under(model, ids, "ragged", sizes)
+                assert_same_bits(got, wanted, f"{threads} threads, {sizes}")
+        finally:
+            model.kernels.close()
+
+
 @every_backend
 def test_a_row_that_is_not_finite_stays_alone(backend: str) -> None:
     """An adapter whose numbers overflow reaches no row but its own."""

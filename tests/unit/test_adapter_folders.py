@@ -93,6 +93,18 @@ def test_all_linear_is_all_seven(tmp_path: Path) -> None:
     assert all(len(layer) == 7 for layer in adapter.layers)
 
 
+def test_patterns_that_people_write_are_read(tmp_path: Path) -> None:
+    """One of a popular fine-tuning tool."""
+    attention, inner = "(?:self_attn|attention|attn)", "(?:mlp|feed_forward|ffn|dense)"
+    names = "(?:(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj))"
+    pattern = (
+        rf"(?:.*?(?:language|text).*?{attention}.*?{names}.*?)|"
+        rf"(?:\bmodel\.layers\.[\d]{{1,}}\.(?:{attention}|{inner})\.{names})"
+    )
+    adapter = open_adapter(written(tmp_path, target_modules=pattern), shape())
+    assert all(len(layer) == 7 for layer in adapter.layers)
+
+
 def test_the_hash_is_of_weights_and_scales(tmp_path: Path) -> None:
     def sha(name: str, seed: int = 1, **config: Any) -> str:
         path = folder_of(tmp_path / name, factors(shape(), seed, 4), **config)
@@ -124,8 +136,10 @@ CONFIGS = {
     "target_modules must be text or a list": {"target_modules": None},
     "target_modules is empty": {"target_modules": []},
     "target_modules is no regular expression": {"target_modules": "(q_proj"},
-    "target_modules repeats a group": {"target_modules": "(.*a+)+q_proj"},
-    "rank_pattern repeats a group": {"rank_pattern": {"(a|a)*": 3}},
+    "target_modules repeats a group": {"target_modules": "((.*)a)+q_proj"},
+    "target_modules has too many repetitions": {"target_modules": ".*.*.*.*.*.*.*x"},
+    "exclude_modules has a pattern of 2001": {"exclude_modules": "x" * 2001},
+    "rank_pattern repeats a group": {"rank_pattern": {"(ab|a)*": 3}},
     "r must be a whole number": {"r": 0},
     "rank r must be a whole number 1 to": {"r": 10**6},
     "rank q_proj must be": {"rank_pattern": {"q_proj": 2.5}},

@@ -18,10 +18,10 @@ import numpy as np
 
 from foreword.errors import WeightsError
 from foreword.model.weights.fields import Fields, read_json
+from foreword.model.weights.pattern import check_pattern
 
 CONFIG_FILE = "adapter_config.json"
 MOST_RANK = 4096
-LONGEST_PATTERN = 2000  # characters of a regular expression
 
 # Fields that must be absent, empty or false, and what to do when they are not.
 _REFUSED = {
@@ -168,7 +168,7 @@ def _patterns(raw: Mapping[str, Any], kind: str, where: str) -> list[tuple[str, 
     if not isinstance(found, dict):
         raise WeightsError(f"{where}: {kind}_pattern must be an object, got {found!r:.60}")
     for pattern in found:
-        _check_pattern(pattern, where, f"{kind}_pattern")
+        check_pattern(pattern, where, f"{kind}_pattern")
     return list(found.items())
 
 
@@ -176,7 +176,7 @@ def _modules(value: Any, where: str, name: str) -> str | tuple[str, ...]:
     """A regular expression, or names."""
     if isinstance(value, str) and value:
         if value != "all-linear":
-            _check_pattern(value, where, name)
+            check_pattern(value, where, name)
         return value
     listed = list(value) if isinstance(value, (list, tuple)) else None
     if listed is None or not all(isinstance(item, str) and item for item in listed):
@@ -195,22 +195,6 @@ def _layers(value: Any, where: str) -> frozenset[int]:
             f"{where}: layers_to_transform must hold layer numbers, got {value!r:.60}"
         )
     return frozenset(listed)
-
-
-def _check_pattern(pattern: str, where: str, name: str) -> None:
-    """A repetition inside a repetition may take for ever: no name of a module needs one."""
-    if len(pattern) > LONGEST_PATTERN:
-        raise WeightsError(
-            f"{where}: a pattern of {name} has {len(pattern)} characters; shorten it"
-        )
-    if re.search(r"[*+}?]\??\)+[*+{]|\|[^()]*\)[*+{]", pattern):
-        raise WeightsError(
-            f"{where}: {name} repeats a group that repeats or chooses: {pattern!r:.80}"
-        )
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise WeightsError(f"{where}: {name} is no regular expression ({error})") from None
 
 
 def _matches(wanted: str | tuple[str, ...], module: str) -> bool:
