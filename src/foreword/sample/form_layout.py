@@ -86,7 +86,7 @@ class JsonLayout:
         if count and not self.matcher.rollback(count):
             self.lost = True
         try:
-            tokens = self.vocabulary(woven.decode("utf-8")) if woven else []
+            tokens = self.vocabulary.spelled(woven.decode("utf-8")) if woven else []
         except UnicodeDecodeError:  # what is forced ends inside a character
             tokens = []
         if not path:
