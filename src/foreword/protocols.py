@@ -273,9 +273,9 @@ class Scout(Protocol):
         """The tokens that must follow after `path`, which is legal: each the only one that may
         come."""
 
-    def likely(self, path: SequenceOf[int]) -> tuple[list[int], float]:
+    def likely(self, path: SequenceOf[int]) -> tuple[list[int], list[float]]:
         """The tokens that probably follow after `path`, since the form leaves little choice, and
-        the chance of each."""
+        the chance of each, given the one before it."""
 
 
 class Guide(Protocol):

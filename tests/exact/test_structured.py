@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from harness import Job, Result, Rig, drive, equal, plain_with, prompt, rig
 
-from foreword.build import names
+from foreword.build import make_sampler, names
 from foreword.draft.scripted import chain, planting, right_until
 from foreword.errors import NoTokenAllowed
 from foreword.params import StructuredOutput
@@ -124,7 +124,7 @@ REST = [(drafter, tree) for drafter in DRAFTERS for tree in TREES if (drafter, t
 @pytest.mark.parametrize(
     ("drafter", "tree"), [*GRID, *(pytest.param(*pair, marks=slow) for pair in REST)]
 )
-def test_a_form_with_any_drafter_and_tree(drafter, tree):
+def test_a_form_with_any_drafter_and_tree(drafter, tree, compiled_sampler):
     """Batches of seven and of one; the compiled sampler takes the second."""
     target, k = rig(), 8
     setting: dict[str, Any] = {"method": drafter, "tree": tree, "k": k}
@@ -132,22 +132,19 @@ def test_a_form_with_any_drafter_and_tree(drafter, tree):
     same(JOBS, results, setting)
     drafted = sum(result.stats.drafted_by.get("grammar", 0) for result in results)
     assert drafted > 0
-    alone = target.run(JOBS[:1], **setting, batch=1, sampler=compiled_sampler())
+    alone = target.run(JOBS[:1], **setting, batch=1, sampler=compiled_sampler)
     same(JOBS[:1], alone, setting)
 
 
-@cache
+@pytest.fixture(scope="module")
 def compiled_sampler():
-    from foreword.build import make_sampler
-
     return make_sampler(rig().model)
 
 
-def test_the_compiled_sampler_follows_forms_too():
-    sampler = compiled_sampler()
-    if not isinstance(sampler, CompiledSampler):
+def test_the_compiled_sampler_follows_forms_too(compiled_sampler):
+    if not isinstance(compiled_sampler, CompiledSampler):
         pytest.skip("the extension is not built")
-    same(JOBS, rig().run(JOBS, method="ngram", sampler=sampler))
+    same(JOBS, rig().run(JOBS, method="ngram", sampler=compiled_sampler))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -167,7 +167,7 @@ def test_an_end_in_a_path_is_followed_by_nothing_and_forgotten():
     scout.follow(ids[:1])
     before = scout.forced(())
     assert scout.forced([*ids[1:], EOS]) == []
-    assert scout.likely([*ids[1:], EOS]) == ([], 0.0)
+    assert scout.likely([*ids[1:], EOS]) == ([], [])
     assert scout.forced(()) == before
     assert scout.legal([*ids[1:], EOS, ids[0]]) == len(ids)
 

@@ -85,7 +85,7 @@ def test_special_tokens_and_ids_without_text_are_no_text():
 
 def test_the_name_of_a_special_token_is_spelled_out():
     form = compiled(choice=["<|end|>"])
-    ids = form.vocabulary("<|end|>")
+    ids = form.vocabulary.spelled("<|end|>")
     assert EOS not in ids
     assert b"".join(map(TOKENIZER.token_bytes, ids)) == b"<|end|>"
     matcher = form.matcher()
@@ -99,7 +99,7 @@ def test_a_text_that_the_tokenizer_changes_is_spelled_byte_for_byte():
     vocabulary = (
         Forms(Tokenizer(raw), NUM_IDS, {EOS}).compiled(StructuredOutput(regex="x")).vocabulary
     )
-    ids = vocabulary("The CAT é")
+    ids = vocabulary.spelled("The CAT é")
     assert b"".join(vocabulary.tokens[token] for token in ids) == "The CAT é".encode()
 
 
@@ -117,7 +117,7 @@ def test_a_tokenizer_that_puts_a_space_before_a_text():
         StructuredOutput(choice=["the cat", "é 7"])
     )
     for text in ("the cat", " the", "é 7", "\n", "  x", "a", ""):
-        ids = form.vocabulary(text)
+        ids = form.vocabulary.spelled(text)
         assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
     matcher, found = form.matcher(), b""
     while not matcher.is_accepting():

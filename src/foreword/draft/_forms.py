@@ -67,10 +67,11 @@ def _fitted(scout: Scout, trie: Trie, limit: int) -> Trie:
 
 def _extend(trie: Trie, node: int, path: SequenceOf[int], scout: Scout, most: int) -> None:
     """Add what the form forces after `path`, which ends with `node`, or else what is likely."""
-    tokens, score, source = scout.forced(path), 1.0, SOURCE
+    tokens, source = scout.forced(path), SOURCE
+    scores = [1.0] * len(tokens)
     if not tokens:
-        (tokens, score), source = scout.likely(path), LAYOUT
-    for token in tokens[:most]:
+        (tokens, scores), source = scout.likely(path), LAYOUT
+    for token, score in zip(tokens[:most], scores, strict=False):
         node = trie.add(node, token, score, source)
 
 

@@ -67,9 +67,9 @@ class FormScout:
         wrong = next((at for at, token in enumerate(found) if not ordinary(token)), len(found))
         return found[:wrong]
 
-    def likely(self, path: SequenceOf[int]) -> tuple[list[int], float]:
+    def likely(self, path: SequenceOf[int]) -> tuple[list[int], list[float]]:
         if self._layout is None or self._over or self._ends.intersection(path):
-            return [], 0.0
-        tokens, chance = self._layout.likely(path)
-        count = self._matcher.validate_tokens([*path, *tokens]) - len(path)
-        return tokens[: max(0, count)], chance
+            return [], []
+        tokens, chances = self._layout.likely(path)
+        count = max(0, self._matcher.validate_tokens([*path, *tokens]) - len(path))
+        return tokens[:count], chances[:count]

@@ -27,32 +27,40 @@ class FormVocabulary:
     def __init__(self, tokenizer: Tokenizer, num_ids: int, ends: Set[int]) -> None:
         self.num_ids = num_ids
         self.end_id = num_ids
-        self._tokenizer = tokenizer
-        self._raw = tokenizers.Tokenizer.from_str(tokenizer.raw.to_str())
-        self._raw.encode_special_tokens = True  # "<|im_end|>" in a text is text
         hidden = tokenizer.special_ids | ends
         texts = [b"" if i in hidden else tokenizer.token_bytes(i) for i in range(num_ids)]
-        self._pieces = {data: token for token, data in enumerate(texts) if data}
-        self._longest = max(map(len, self._pieces), default=1)
-        self._clean = not tokenizer.strips_leading_space
-        self._skipped = 0 if self._clean else len(self._ids(_BEFORE))
-
-        # What llguidance's wrapper asks for.
-        self.eos_token_id, self.bos_token_id = self.end_id, None
-        self.tokens = [*texts, b"<|form_end|>"]
-        self.special_token_ids = [self.end_id]
+        self.spelled = Spelling(tokenizer, texts)
+        self.tokens = self.spelled.tokens
+        # The table keeps the spelling, which must not know it: Python cannot see that ring.
         self.table = LLTokenizer(
-            TokenizerWrapper(self), n_vocab=num_ids + 1, eos_token=[self.end_id]
+            TokenizerWrapper(self.spelled), n_vocab=num_ids + 1, eos_token=[self.end_id]
         )
         mask_bytes = (num_ids + 1 + 31) // 32 * 4
         bits = np.zeros(mask_bytes * 8, dtype=np.uint8)
-        bits[list(self._pieces.values())] = 1
+        bits[[token for token, data in enumerate(texts) if data]] = 1
         self.ordinary = np.packbits(bits, bitorder="little")
-        self.byte_ids = [self._pieces.get(bytes((byte,)), -1) for byte in range(256)]
+        self.byte_ids = [self.spelled.pieces.get(bytes((byte,)), -1) for byte in range(256)]
 
     def is_ordinary(self, token: int) -> bool:
         """Whether the id stands for text."""
         return 0 <= token < self.num_ids and self.tokens[token] != b""
+
+
+class Spelling:
+    """What llguidance's wrapper asks for: the bytes of all ids, and `spelling(text)`.
+
+    texts: bytes per id, b"" for those that stand for no text."""
+
+    def __init__(self, tokenizer: Tokenizer, texts: list[bytes]) -> None:
+        self._raw = tokenizers.Tokenizer.from_str(tokenizer.raw.to_str())
+        self._raw.encode_special_tokens = True  # "<|im_end|>" in a text is text
+        self.pieces = {data: token for token, data in enumerate(texts) if data}
+        self._longest = max(map(len, self.pieces), default=1)
+        self._clean = not tokenizer.strips_leading_space
+        self._skipped = 0 if self._clean else len(self._ids(_BEFORE))
+        self.eos_token_id, self.bos_token_id = len(texts), None
+        self.tokens = [*texts, b"<|form_end|>"]
+        self.special_token_ids = [len(texts)]
 
     def __call__(self, text: str) -> list[int]:
         """The ids of a text in the middle of a text; they stand for exactly its bytes."""
@@ -72,7 +80,7 @@ class FormVocabulary:
         start = 0
         while start < len(data):
             for size in range(min(self._longest, len(data) - start), 0, -1):
-                token = self._pieces.get(data[start : start + size])
+                token = self.pieces.get(data[start : start + size])
                 if token is not None:
                     ids.append(token)
                     start += size
