@@ -170,7 +170,7 @@ class Trie:
     Node i holds `tokens[i]`; `parents[i]` is -1 (child of the root) or an index < i. `scores[i]` in
     (0, 1] is the chance that i is accepted *given that its parent is*; `add` merges equal siblings.
     `evidence[i]`: what the score rests on, in the source's own small whole numbers (a match length,
-    a rank); calibration keeps a count for each.
+    a rank); calibration keeps a count for each. Who fills the columns at once sees to all that.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -190,6 +190,8 @@ class Trie:
         assert -1 <= parent < node, (parent, node)
         if not 1e-9 <= score <= 1.0:
             score = min(max(score, 1e-9), 1.0)
+        if len(self._index) < node:  # made by whoever filled the columns
+            self._fill()
         found = self._index.setdefault((parent, token), node)
         if found != node:
             if score > self.scores[found]:
@@ -205,7 +207,12 @@ class Trie:
 
     def child(self, parent: int, token: int) -> int | None:
         """The child of `parent` (-1: of the root) that holds `token`."""
+        if len(self._index) < len(self.tokens):
+            self._fill()
         return self._index.get((parent, token))
+
+    def _fill(self) -> None:
+        self._index.update(zip(zip(self.parents, self.tokens, strict=True), count()))
 
     def add_chain(self, tokens: SequenceOf[int], scores: SequenceOf[float], source: str) -> None:
         """Add a path below the root."""
