@@ -1,12 +1,13 @@
 """What a target pass costs on this machine: seconds by rows, measured and kept current.
 
-    seconds(pass) = level * shape[rows] + context_cost * keys read + row_context_cost * keys seen
+    seconds(pass) = level * (shape[rows] + context_cost * keys read + row_context_cost * keys seen)
 
 `shape` comes from a few passes at start-up (`measure`) and is refined by the engine's own passes.
 A pass is sometimes late (another process, a cold cache) and never early, so every update is a small
 step up or down by the sign of the error: the estimate settles on the median, and no outlier counts
 for more than one. `level` follows what moves all passes alike, in tens of passes; each number of
-rows follows slowly. Between widths that were seen the cost is interpolated, past the last one it
+rows follows slowly, and both prices of context together, by the passes that read more or less of it
+than others. Between widths that were seen the cost is interpolated, past the last one it
 goes on at its last slope, and it never falls with more rows. Rows come in tiles, so the curve has
 steps; nothing here smooths them.
 
@@ -47,8 +48,12 @@ WIDTHS = (
 CHUNK = 64  # rows of a pass that fills the context
 CONTEXT = 256  # positions before the rows, when the price of context is measured
 SECONDS = 0.4  # for all of `measure`
+LEAST_OF_A_KEY = 5e-5  # share of a pass that reading one key costs at least: noise must not hide it
 MOST_OF_A_PASS = 0.25  # share of a pass that CONTEXT may cost: what is above is noise
-LEVEL_STEP = 0.02  # share by which one pass may move the level
+LEVEL_STEP = 0.015  # share by which one pass may move the level
+CONTEXT_STEP = 0.1  # and the prices of context, times how much more of the pass is context
+CONTEXT_MEMORY = 0.99  # share of the past that a pass leaves in the usual share of context
+CONTEXT_PRICES = (0.05, 20.0)  # of what was measured, least and most
 SHAPE_STEP, FIRST_STEP = 0.004, 0.1  # and the cost of its own width, in the long run and at first
 
 
@@ -63,8 +68,9 @@ class CostCurve:
     ) -> None:
         assert measured, "a curve needs a point"
         assert all(rows > 0 and seconds > 0.0 for rows, seconds in measured.items()), measured
-        self.context_cost = context_cost  # seconds a key that is read, once for each sequence
-        self.row_context_cost = row_context_cost  # seconds a key that a row sees
+        self._context_costs = context_cost, row_context_cost
+        self._context = 1.0  # what the prices of context have turned out to be, of the measured
+        self._share: float | None = None  # of passes lately that was context
         self.version = 0  # counts changes of the table
         self._level = 1.0
         self._shape = dict(measured)
@@ -80,8 +86,18 @@ class CostCurve:
 
     def seconds(self, rows: int, keys: int = 0, row_keys: int = 0) -> float:
         """Expected seconds; keys: positions held by the sequences; row_keys: that, for each row."""
-        base = self._level * self.table(rows)[rows]
-        return base + self.context_cost * keys + self.row_context_cost * row_keys
+        context = self.context_cost * keys + self.row_context_cost * row_keys
+        return self._level * self.table(rows)[rows] + context
+
+    @property
+    def context_cost(self) -> float:
+        """Seconds a key that is read, once for each sequence."""
+        return self._level * self._context * self._context_costs[0]
+
+    @property
+    def row_context_cost(self) -> float:
+        """Seconds a key that a row sees."""
+        return self._level * self._context * self._context_costs[1]
 
     @property
     def level(self) -> float:
@@ -90,7 +106,14 @@ class CostCurve:
 
     def observe(self, rows: int, keys: int, row_keys: int, seconds: float) -> None:
         """A pass took `seconds`."""
-        late = seconds > self.seconds(rows, keys, row_keys)
+        expected = self.seconds(rows, keys, row_keys)
+        late = seconds > expected
+        share = 1.0 - self._level * self.table(rows)[rows] / expected
+        usual = share if self._share is None else self._share
+        self._share = CONTEXT_MEMORY * usual + (1.0 - CONTEXT_MEMORY) * share
+        move = CONTEXT_STEP * (share - usual)
+        context = self._context * (1.0 + move if late else 1.0 - move)
+        self._context = min(max(context, CONTEXT_PRICES[0]), CONTEXT_PRICES[1])
         self._level *= 1.0 + LEVEL_STEP if late else 1.0 / (1.0 + LEVEL_STEP)
         count = self._counts.get(rows, 0)
         step = max(SHAPE_STEP, FIRST_STEP / (1 + count))
@@ -190,7 +213,7 @@ class _Timer:
         most = max(one, MOST_OF_A_PASS * plain[rows])
         many = min(max(one, self._least[rows, context] - plain[rows]), most)
         seen = (many - one) / ((rows - 1) * context) if rows > 1 else 0.0
-        return max(0.0, one / context - seen), seen
+        return max(LEAST_OF_A_KEY * plain[1], one / context - seen), seen
 
     def _time(self, rows: int, context: int) -> None:
         room = self._slots[self._context - context : self._context + rows]

@@ -61,6 +61,19 @@ def test_observations_move_their_width_and_outliers_do_not():
     assert curve.seconds(16) == pytest.approx(2.0, rel=0.06)
 
 
+@pytest.mark.parametrize("measured", [2e-4, 4e-3])
+def test_the_price_of_context_is_learned_from_passes_that_read_more(measured):
+    """A key really costs 1e-3 of a pass; at first that is measured five times too low or high."""
+    curve, chance = CostCurve({1: 1.0, 8: 1.5}, context_cost=measured), random.Random(0)
+    for _ in range(4000):
+        keys = chance.choice((50, 200, 900))
+        rows, base = chance.choice(((1, 1.0), (8, 1.5)))
+        curve.observe(rows, keys, rows * keys, (base + 1e-3 * keys) * chance.uniform(0.97, 1.03))
+    assert curve.seconds(1, 900) == pytest.approx(1.9, rel=0.1)
+    assert curve.seconds(1, 50) == pytest.approx(1.05, rel=0.1)
+    assert curve.seconds(8, 50) == pytest.approx(1.55, rel=0.1)
+
+
 def test_a_machine_that_slows_down_slows_all_widths():
     """Only one row at a time is seen, and it takes twice as long: wide passes are expected to."""
     curve = CostCurve(POINTS)
