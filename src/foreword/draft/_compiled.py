@@ -7,10 +7,11 @@ foreword/compiled.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from foreword.draft._calibration import Reliability
-from foreword.types import Trie
+from foreword.types import DraftTree, Trie
 
 
 def trie_of(columns: tuple[list[int], list[int], list[float], list[int]], source: str) -> Trie:
@@ -43,16 +44,22 @@ class CompiledMerged:
     ) -> None:
         self._native.add(trie, owner, kind, calibration.native, trust)
 
-    def combine(self, kind: int, calibration: CompiledCalibration) -> None:
-        self._native.combine(kind, calibration.native)
+    def combine(self, kind: int, calibration: CompiledCalibration, trust: Any) -> None:
+        self._native.combine(kind, calibration.native, trust)
 
     def best(self, budget: int) -> Trie:
         tokens, parents, scores, sources = self._native.best(budget)
         return Trie(tokens, parents, scores, sources, [0] * len(tokens))
 
-    def learn(self, emitted: list[int], calibration: CompiledCalibration, trust: Any) -> None:
-        self._native.learn(emitted, calibration.native, trust)
+    def learn(
+        self,
+        emitted: SequenceOf[int],
+        tree: DraftTree,
+        calibration: CompiledCalibration,
+        trust: Any,
+    ) -> None:
+        self._native.learn(emitted, tree.tokens, tree.parents, calibration.native, trust)
 
-    def credit(self, emitted: list[int]) -> dict[str, float]:
+    def credit(self, emitted: SequenceOf[int]) -> dict[str, float]:
         found: dict[str, float] = self._native.credit(emitted)
         return found

@@ -41,7 +41,7 @@ acceptance_floor = 4.0
 MEMORY = 0.95  # share of the past that a step leaves in a running mean
 MARGIN = 2.0  # what a source must bring of what it takes
 OUTLIER = 3.0  # times the mean that a measurement counts at most
-TRIAL = 10  # steps for which a source is asked before it is judged
+TRIAL = 20  # steps for which a source is asked before it is judged
 PAUSE, LONGEST_PAUSE = 32, 1024  # steps for which it is left alone, first and at most
 
 
@@ -97,7 +97,8 @@ class _Source:
         """The step is over and brought `tokens`."""
         share = max(1.0 - MEMORY, 1.0 / max(1, self.asked))
         self.tokens += share * (tokens - self.tokens)
-        self.seconds = _mean(self.seconds, self.spent)
+        spent = min(self.spent, OUTLIER * self.seconds) if self.seconds else self.spent
+        self.seconds += share * (spent - self.seconds)  # the first call is a slow one
         self.spent, self.called = 0.0, False
 
 
@@ -137,6 +138,10 @@ class AutoDrafter:
     def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
         if self._context.learning:
             self._clock_in()
+            if all(source.resting > 1 for source in self._sources.values()):
+                for source in self._sources.values():
+                    source.resting -= 1
+                return [Trie() for _ in sequences]
         given = {one.drafter.name: self._ask(one, sequences, budget) for one in self._asked()}
         return [
             self._merge(sequence, limit, {name: tries[row] for name, tries in given.items()})
@@ -157,7 +162,8 @@ class AutoDrafter:
             state = self._states.get(outcome.sequence.id)
             if state is None or state.merged is None:
                 continue
-            state.merged.learn(emitted, self._calibration(outcome.sequence), state.trust)
+            calibration = self._calibration(outcome.sequence)
+            state.merged.learn(emitted, outcome.tree, calibration, state.trust)
             for name, share in state.merged.credit(emitted[: outcome.verdict.num_accepted]).items():
                 credit[name] = credit.get(name, 0.0) + share
             state.merged = None
@@ -230,7 +236,7 @@ class AutoDrafter:
         kind = int(bool(sequence.request.params.temperature))
         for name, trie in tries.items():
             merged.add(trie, name, kind, calibration, state.trust)
-        merged.combine(kind, calibration)
+        merged.combine(kind, calibration, state.trust)
         state.merged = merged
         return merged.best(limit)
 

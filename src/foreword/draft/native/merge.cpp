@@ -30,13 +30,17 @@ int Merged::add(int parent, int token, int source, int owner, int kind, int evid
   return node;
 }
 
-void Merged::combine(int kind, int mix, const Calibration& calibration) {
+void Merged::combine(int kind, int mix, int chosen, const Calibration& calibration,
+                     const Trust& trust) {
   for (Node& node : nodes_) {
     node.mixed = node.votes[0].said.chance;
     for (const Vote& vote : node.votes) node.mixed = std::max(node.mixed, vote.said.chance);
   }
   order(top_, kind, mix, calibration);
   for (Node& node : nodes_) order(node.children, kind, mix, calibration);
+  for (Node& node : nodes_)
+    node.chosen =
+        calibration.chance(chosen, kind, node.depth, 0, node.said.chance, trust.of(chosen));
 }
 
 void Merged::order(std::vector<int>& siblings, int kind, int mix, const Calibration& calibration) {
@@ -61,7 +65,7 @@ Found Merged::best(int budget) const {
   std::vector<double> reach(size);
   for (int node = 0; node < size; ++node) {
     const Node& one = nodes_[node];
-    reach[node] = one.parent < 0 ? one.said.chance : one.said.chance * reach[one.parent];
+    reach[node] = one.chosen.chance * (one.parent < 0 ? 1.0 : reach[one.parent]);
   }
   std::vector<int> kept(size);
   std::iota(kept.begin(), kept.end(), 0);
@@ -78,15 +82,18 @@ Found Merged::best(int budget) const {
     const Vote* surest = &one.votes[0];
     for (const Vote& vote : one.votes)
       if (vote.said.chance > surest->said.chance) surest = &vote;
-    moved[node] = found.add(one.parent < 0 ? -1 : moved[one.parent], one.token, one.said.chance,
+    moved[node] = found.add(one.parent < 0 ? -1 : moved[one.parent], one.token, one.chosen.chance,
                             surest->source);
   }
   return found;
 }
 
-void Merged::learn(const std::vector<int>& emitted, Calibration& calibration, Trust& trust) const {
-  int node = -1;
+void Merged::learn(const std::vector<int>& emitted, const std::vector<int>& tree_tokens,
+                   const std::vector<int>& tree_parents, int chosen, Calibration& calibration,
+                   Trust& trust) const {
+  int node = -1, place = 0;  // in the tree, -1 = no longer there
   for (const int token : emitted) {
+    int next = -1;
     for (const int one : children(node)) {
       const Node& guess = nodes_[one];
       const bool right = guess.token == token;
@@ -95,8 +102,16 @@ void Merged::learn(const std::vector<int>& emitted, Calibration& calibration, Tr
         calibration.adapt(trust, vote.source, vote.said.chance, right);
       }
       calibration.learn(guess.said.cell, guess.mixed, guess.said.chance, right);
+      for (int at = 1; place >= 0 && at < static_cast<int>(tree_tokens.size()); ++at)
+        if (tree_parents[at] == place && tree_tokens[at] == guess.token) {
+          calibration.learn(guess.chosen.cell, guess.said.chance, guess.chosen.chance, right);
+          calibration.adapt(trust, chosen, guess.chosen.chance, right);
+          if (right) next = at;
+          break;
+        }
     }
     node = child(node, token);
+    place = next;
     if (node < 0) return;
   }
 }

@@ -13,12 +13,15 @@ class Merged {
   // One guess: returns its node. `parent`: a node, -1 = the root.
   int add(int parent, int token, int source, int owner, int kind, int evidence, double score,
           const Calibration& calibration, const Trust& trust);
-  // Once every guess has been added. mix: the number under which combined chances are calibrated.
-  void combine(int kind, int mix, const Calibration& calibration);
+  // Once every guess has been added. mix, chosen: the numbers under which combined chances, and
+  // those of verified nodes, are calibrated.
+  void combine(int kind, int mix, int chosen, const Calibration& calibration, const Trust& trust);
   // The `budget` nodes of highest reach; evidence: the number of the surest source.
   Found best(int budget) const;
-  // The target emitted these tokens.
-  void learn(const std::vector<int>& emitted, Calibration& calibration, Trust& trust) const;
+  // The target emitted these tokens; the tree that was verified, node 0 its root.
+  void learn(const std::vector<int>& emitted, const std::vector<int>& tree_tokens,
+             const std::vector<int>& tree_parents, int chosen, Calibration& calibration,
+             Trust& trust) const;
   // Shares of the emitted tokens that were guessed, by owner, in order of the first.
   std::vector<std::pair<int, double>> credit(const std::vector<int>& emitted) const;
 
@@ -32,8 +35,9 @@ class Merged {
     int token, parent, depth;
     std::vector<Vote> votes;
     std::vector<int> children;
-    double mixed = 0.0;      // combined chance before the last calibration
-    Chance said{0.0, {}};    // and after it
+    double mixed = 0.0;       // combined chance
+    Chance said{0.0, {}};     // calibrated
+    Chance chosen{0.0, {}};   // and once more, as what it is if it is verified
   };
 
   const std::vector<int>& children(int node) const {

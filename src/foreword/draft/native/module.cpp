@@ -55,6 +55,11 @@ int mix() {
   return number;
 }
 
+int chosen() {
+  static const int number = names().number(nb::str("chosen"));
+  return number;
+}
+
 template <class Value>
 std::vector<Value> column(nb::handle list) {
   std::vector<Value> values;
@@ -247,11 +252,16 @@ void bind_drafting(nb::module_& m) {
   nb::class_<Merged>(m, "Merged")
       .def(nb::init<>())
       .def("add", &add_trie)
-      .def("combine", [](Merged& self, int kind, const Calibration& calibration) {
-        self.combine(kind, mix(), calibration);
-      })
+      .def("combine",
+           [](Merged& self, int kind, const Calibration& calibration, const Trust& trust) {
+             self.combine(kind, mix(), chosen(), calibration, trust);
+           })
       .def("best", &best)
-      .def("learn", &Merged::learn)
+      .def("learn",
+           [](const Merged& self, const std::vector<int>& emitted, const std::vector<int>& tokens,
+              const std::vector<int>& parents, Calibration& calibration, Trust& trust) {
+             self.learn(emitted, tokens, parents, chosen(), calibration, trust);
+           })
       .def("credit", &credit);
   m.def("choose_nodes", &choose);
 }
