@@ -89,10 +89,12 @@ class MeasuredPace:
         other = self.overhead + (curve.context_cost + curve.row_context_cost) * keys
         weights = [self._weight(sequence) for sequence in sequences]
         plain = level * table[len(sequences)] + other
+        after = curve.aftermath(rows, total)
+        costs = zip(table[rows : rows + total + 1], after, strict=True)
         return Budget(
             total,
             tuple(per_sequence),
-            [level * seconds + other for seconds in table[rows : rows + total + 1]],
+            [level * seconds + later + other for seconds, later in costs],
             [curve.row_context_cost * len(sequence.token_ids) for sequence in sequences],
             weights,
             self.gain * sum(weights) / plain,
@@ -115,6 +117,7 @@ class MeasuredPace:
         self._used_by_one = max(FADING * self._used_by_one, *nodes)
         plain = self.curve.seconds(sequences) + self.overhead
         spent = self.curve.seconds(sequences + sum(nodes)) + self.overhead
+        spent += self.curve.aftermath(sequences, sum(nodes))[-1]
         emitted = sum(len(outcome.verdict.tokens) for outcome in outcomes)
         self._emitted = MEMORY * self._emitted + emitted
         self._plain = MEMORY * self._plain + sequences * spent / plain

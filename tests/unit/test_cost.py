@@ -99,3 +99,19 @@ def test_a_small_store_is_measured_as_far_as_it_goes():
     model, store = TapeModel(), tape_store(12)
     measure(model, store, most=48, positions=500, seconds=0.05)
     assert max(model.num_rows) <= 12
+
+
+def test_what_a_wide_pass_does_to_the_next_is_not_the_price_of_a_narrow_one():
+    """After 16 rows one row takes 1.5, else 1."""
+    curve, before = CostCurve(POINTS), 0
+    for number in range(4000):
+        rows = 16 if number % 3 == 0 else 1
+        curve.observe(rows, 0, 0, 2.0 if rows == 16 else 1.5 if before == 16 else 1.0)
+        before = rows
+    assert curve.seconds(1) == pytest.approx(1.0, rel=0.06)
+    assert curve.seconds(1, before=16) == pytest.approx(1.5, rel=0.06)
+    assert curve.seconds(16) == pytest.approx(2.0, rel=0.06)
+    nothing, *wider = curve.aftermath(1, 15)
+    assert nothing == 0.0
+    assert wider[-1] == pytest.approx(0.5, abs=0.06)
+    assert wider[0] == 0.0  # nobody saw two rows

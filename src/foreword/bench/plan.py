@@ -115,9 +115,12 @@ def measure(
 def _speed(logs: Sequence[Log], pace: MeasuredPace) -> Speed:
     steps = [step for log in logs for step in log.steps]
     around = sorted(step.around for step in steps)[len(steps) // 2]
-    seconds = sum(
-        pace.curve.seconds(step.rows, step.keys, step.row_keys) + around for step in steps
-    )
+    seconds = around * len(steps)
+    for log in logs:
+        before = 0
+        for step in log.steps:
+            seconds += pace.curve.seconds(step.rows, step.keys, step.row_keys, before)
+            before = step.rows
     tokens = sum(log.tokens for log in logs)
     return Speed(
         predicted=sum(step.expected for step in steps) / seconds,
