@@ -2,8 +2,8 @@
 
 The pairs of speedup.py (see there), in one process on one loaded model; every batch is full: what a
 group lacks is taken from the groups after it, never the same prompt twice in a round. Rounds are
-repeated until a cell has `--pairs` pairs. Writes OUT.json and OUT.md after every cell, so that a run
-that is cut off keeps what it has.
+repeated until a cell has `--pairs` pairs. Writes OUT.json and OUT.md after every cell, so a run that
+is cut off keeps what it has.
 
     .venv/bin/python bench/speedup_table.py --out smollm2                      about 20 minutes
     .venv/bin/python bench/speedup_table.py --out qwen15 --model FILE --prompts 4 --cells 1@0
@@ -66,11 +66,11 @@ def table(report: dict[str, dict[str, dict[str, Any]]], groups: list[str]) -> st
         shown = []
         for group in groups:
             one = row.get(group)
-            shown.append(
-                f"{one['ratio']:.2f} ({one['low']:.2f}-{one['high']:.2f}) {one['acceptance_length']}"
-                if one
-                else ""
-            )
+            if one is None:
+                shown.append("")
+                continue
+            bounds_of = f"{one['low']:.2f} to {one['high']:.2f}"
+            shown.append(f"{one['ratio']:.2f} ({bounds_of}), {one['acceptance_length']}")
         ratios = [row[group]["ratio"] for group in groups if group in row and group != "edit"]
         mean = f"{sum(ratios) / len(ratios):.2f}" if ratios else ""
         lines.append(f"| {name} | " + " | ".join(shown) + f" | {mean} |")

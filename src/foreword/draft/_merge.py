@@ -5,8 +5,8 @@
     siblings           scaled down where together they are surer than anything can be
     the result         calibrated once more, by how many agree and by place among siblings: there
                        agreement earns what it turns out to be worth
-    the chosen         and again by what verified nodes came to: those were chosen for their chances,
-                       and what is chosen for a number has less of it than the number says
+    the chosen         and again by what verified nodes came to, over all requests and in this one:
+                       what is chosen for a number has less of it than the number says
 
 `Merged` keeps what was said of every node until the target's answer is known: then each child of a
 node on the emitted text is an observation, right or wrong, verified or not.

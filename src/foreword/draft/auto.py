@@ -238,7 +238,8 @@ class AutoDrafter:
             merged.add(trie, name, kind, calibration, state.trust)
         merged.combine(kind, calibration, state.trust)
         state.merged = merged
-        return merged.best(limit)
+        best: Trie = merged.best(limit)
+        return best
 
     def _calibration(self, sequence: Sequence) -> AnyCalibration:
         salt = sequence.request.salt if self._context.learning else ""

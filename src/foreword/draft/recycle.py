@@ -54,6 +54,8 @@ MOST = 16  # ids of a row at most: evidence counts in sixteens
 # (-reach, order of discovery, parent, level, keys of the parent, its reach, ids, scores, evidence)
 Entry = tuple[float, int, int, int, Keys, float, list[int], list[float], int]
 
+Highest = tuple[np.ndarray, np.ndarray]  # ids and logits of rows, best first
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -112,22 +114,45 @@ class RecycleDrafter:
     def observe(self, outcomes: SequenceOf[Outcome]) -> None:
         if not self._context.learning:
             return
-        for outcome in outcomes:
+        highest = self._highest([outcome.logits for outcome in outcomes])
+        for outcome, rows in zip(outcomes, highest, strict=True):
             tree, ids = outcome.tree, outcome.sequence.token_ids
             before = len(ids) - len(outcome.verdict.tokens)
             last = ids[max(0, before - LONGEST) : before]
-            salt = outcome.sequence.request.salt
-            self._learn(salt, last, tree.tokens, tree.parents, outcome.logits)
+            if rows is not None:
+                self._learn(outcome.sequence.request.salt, last, tree.tokens, tree.parents, rows)
 
     def read_prompt(self, sequence: Sequence, start: int, logits: np.ndarray) -> None:
         """The target's raw rows float32 [rows, vocab] after prompt tokens `start` and on."""
         ids, end = sequence.token_ids, start + len(logits)
         last = ids[max(0, start + 1 - LONGEST) : start + 1]
         chain = range(-1, len(logits) - 1)
-        self._learn(sequence.request.salt, last, ids[start:end], chain, logits)
+        (rows,) = self._highest([logits])
+        if rows is not None:
+            self._learn(sequence.request.salt, last, ids[start:end], chain, rows)
 
     def end(self, sequence: Sequence) -> None:
         pass
+
+    def _highest(self, parts: list[np.ndarray]) -> list[Highest | None]:
+        """Of the rows of each part the best ids int32 [rows, width] and their logits; None where a
+        row holds NaN: its request ends with an error, there is nothing to learn."""
+        whole = joined(parts)
+        if whole is not None:
+            try:
+                ids, values = self._context.row_ops.top_k(whole, self._width)
+            except ValueError:
+                pass  # one by one, then
+            else:
+                ends = np.cumsum([len(part) for part in parts])[:-1]
+                return list(zip(np.split(ids, ends), np.split(values, ends), strict=True))
+        found: list[Highest | None] = []
+        for part in parts:
+            try:
+                found.append(self._context.row_ops.top_k(part, self._width))
+            except ValueError:
+                found.append(None)
+        return found
 
     def _learn(
         self,
@@ -135,21 +160,17 @@ class RecycleDrafter:
         last: list[int],
         tokens: SequenceOf[int],
         parents: SequenceOf[int],
-        logits: np.ndarray,
+        rows: Highest,
     ) -> None:
-        """Rows [nodes, vocab] after each node of a tree, whose root is the end of `last`."""
+        """Rows after each node of a tree, whose root is the end of `last`."""
         table = self._tables.pop(salt, None)
         if table is None:
-            table = (self._loops.ContextTable if self._loops else ContextTable)(
-                self._config.capacity
-            )
+            make = self._loops.ContextTable if self._loops else ContextTable
+            table = make(self._config.capacity)
         self._tables[salt] = table
         if len(self._tables) > self._config.salts:
             del self._tables[next(iter(self._tables))]
-        try:
-            ids, values = self._context.row_ops.top_k(logits, self._width)
-        except ValueError:
-            return  # NaN in a row: the request ends with an error, there is nothing to learn
+        ids, values = rows
         if self._loops:
             places = ids.ctypes.data, values.ctypes.data
             table.learn_tree(last, tokens, parents, self._width, *places)
@@ -240,6 +261,23 @@ class RecycleDrafter:
     def _noise(self, sequence: Sequence, level: int, ids: list[int]) -> list[float]:
         position = sequence.num_output + level
         return self._context.row_ops.gumbel(sequence.request.seed, position, ids)
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray | None:
+    """The rows of all parts as one array, if they follow one another in one: a call for each would
+    take longer than all of them together."""
+    whole = parts[0].base if len(parts) > 1 else None
+    if whole is None or whole.ndim != 2 or not whole.flags.c_contiguous:
+        return None
+    start = end = (parts[0].ctypes.data - whole.ctypes.data) // whole.strides[0]
+    for part in parts:
+        place = whole.ctypes.data + end * whole.strides[0]
+        if part.base is not whole or part.shape[1:] != whole.shape[1:]:
+            return None
+        if part.dtype != whole.dtype or part.ctypes.data != place or not part.flags.c_contiguous:
+            return None
+        end += len(part)
+    return whole[start:end]
 
 
 def shares_of(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -74,6 +74,7 @@ class _Reader:
     def __init__(self, book: _Book, sequence: Sequence) -> None:
         self.book = book
         known = book.paused.pop(sequence.id, None)  # read before, and counted
+        self.state: int
         self.state, self.length = known or (book.after_prompt, sequence.num_prompt)
         self.read(sequence.token_ids)
 
