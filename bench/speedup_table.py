@@ -2,8 +2,8 @@
 
 The pairs of speedup.py (see there), in one process on one loaded model; every batch is full: what a
 group lacks is taken from the groups after it, never the same prompt twice in a round. Rounds are
-repeated until a cell has `--pairs` pairs. Writes OUT.json and OUT.md after every cell, so a run that
-is cut off keeps what it has.
+repeated until a cell has `--pairs` pairs. OUT.json and OUT.md are written after every cell, so a
+run that is cut off keeps what it has.
 
     .venv/bin/python bench/speedup_table.py --out smollm2                      about 20 minutes
     .venv/bin/python bench/speedup_table.py --out qwen15 --model FILE --prompts 4 --cells 1@0

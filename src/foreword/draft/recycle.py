@@ -266,18 +266,16 @@ class RecycleDrafter:
 def joined(parts: list[np.ndarray]) -> np.ndarray | None:
     """The rows of all parts as one array, if they follow one another in one: a call for each would
     take longer than all of them together."""
-    whole = parts[0].base if len(parts) > 1 else None
-    if whole is None or whole.ndim != 2 or not whole.flags.c_contiguous:
+    first = parts[0]
+    if len(parts) < 2 or first.base is None:
         return None
-    start = end = (parts[0].ctypes.data - whole.ctypes.data) // whole.strides[0]
+    rows, place = 0, first.ctypes.data
     for part in parts:
-        place = whole.ctypes.data + end * whole.strides[0]
-        if part.base is not whole or part.shape[1:] != whole.shape[1:]:
+        same = part.base is first.base and part.shape[1:] == first.shape[1:]
+        if not same or not part.flags.c_contiguous or part.ctypes.data != place:
             return None
-        if part.dtype != whole.dtype or part.ctypes.data != place or not part.flags.c_contiguous:
-            return None
-        end += len(part)
-    return whole[start:end]
+        rows, place = rows + len(part), place + part.nbytes
+    return np.lib.stride_tricks.as_strided(first, (rows, *first.shape[1:]), writeable=False)
 
 
 def shares_of(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
