@@ -412,6 +412,7 @@ def test_rows_of_a_batch_are_read_at_once_where_they_lie_together():
     assert recycle.joined([whole[1:2], whole[2:3].copy()]) is None
     assert recycle.joined([whole[:, :2], whole[:, 2:]]) is None
     assert recycle.joined([whole[1:3]]) is None
+    assert recycle.joined([]) is None  # a step that only read a prompt
 
 
 def test_a_row_of_nan_does_not_keep_its_neighbours_from_learning():

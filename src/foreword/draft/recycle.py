@@ -266,9 +266,9 @@ class RecycleDrafter:
 def joined(parts: list[np.ndarray]) -> np.ndarray | None:
     """The rows of all parts as one array, if they follow one another in one: a call for each would
     take longer than all of them together."""
-    first = parts[0]
-    if len(parts) < 2 or first.base is None:
+    if len(parts) < 2 or parts[0].base is None:
         return None
+    first = parts[0]
     rows, place = 0, first.ctypes.data
     for part in parts:
         same = part.base is first.base and part.shape[1:] == first.shape[1:]
