@@ -150,7 +150,7 @@ class CostCurve:
         known = self._shape[rows] if rows in self._shape else self.table(rows)[rows]
         self._shape[rows] = known * (1.0 + step if late else 1.0 / (1.0 + step))
         self._counts[rows] = count + 1
-        if count % 16 == 0:  # the table need not be of this second
+        if count < 16 or count % 16 == 0:  # the table need not be of this second
             self._table = []
 
     def points(self) -> list[tuple[int, float]]:
