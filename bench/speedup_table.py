@@ -5,7 +5,7 @@ group lacks is taken from the groups after it, never the same prompt twice in a 
 repeated until a cell has `--pairs` pairs. OUT.json and OUT.md are written after every cell, so a
 run that is cut off keeps what it has.
 
-    .venv/bin/python bench/speedup_table.py --out smollm2                      about 20 minutes
+    .venv/bin/python bench/speedup_table.py --out smollm2                      about 16 minutes
     .venv/bin/python bench/speedup_table.py --out qwen15 --model FILE --prompts 4 --cells 1@0
 """
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--groups", help="names, separated by commas; default: all")
     parser.add_argument("--cells", default=CELLS, help="concurrency@temperature, by commas")
     parser.add_argument("--prompts", type=int, default=10, help="of each group at most")
-    parser.add_argument("--pairs", type=int, default=4, help="of each cell at least")
+    parser.add_argument("--pairs", type=int, default=2, help="of each cell at least")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--out", required=True, help="path without its ending")
     options = parser.parse_args()
