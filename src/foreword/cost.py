@@ -1,12 +1,18 @@
 """What a target pass costs on this machine: seconds by rows, measured and kept current.
 
-    seconds(pass) = level * shape[rows] + context_cost * keys read + row_context_cost * keys seen
+    seconds(pass) = level * (shape[rows] + context_cost * keys read + row_context_cost * keys seen)
+
+A pass with fewer rows than the one before may take longer for it: units of wide vectors and of
+matrices slow a core down for some milliseconds (a row of SmolLM2 3.4 ms, after 16 rows 5.1). That
+goes into `aftermath` of the wider pass, never into the price of the narrow one: speculation is
+judged against plain steps as they are without it.
 
 `shape` comes from a few passes at start-up (`measure`) and is refined by the engine's own passes.
 A pass is sometimes late (another process, a cold cache) and never early, so every update is a small
 step up or down by the sign of the error: the estimate settles on the median, and no outlier counts
 for more than one. `level` follows what moves all passes alike, in tens of passes; each number of
-rows follows slowly. Between widths that were seen the cost is interpolated, past the last one it
+rows follows slowly, and both prices of context together, by the passes that read more or less of it
+than others. Between widths that were seen the cost is interpolated, past the last one it
 goes on at its last slope, and it never falls with more rows. Rows come in tiles, so the curve has
 steps; nothing here smooths them.
 
@@ -16,6 +22,7 @@ A timing decides how many draft nodes are verified and nothing else: no token de
 from __future__ import annotations
 
 import time
+from bisect import bisect
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -47,8 +54,16 @@ WIDTHS = (
 CHUNK = 64  # rows of a pass that fills the context
 CONTEXT = 256  # positions before the rows, when the price of context is measured
 SECONDS = 0.4  # for all of `measure`
+LEAST_OF_A_KEY = 5e-5  # share of a pass that reading one key costs at least: noise must not hide it
 MOST_OF_A_PASS = 0.25  # share of a pass that CONTEXT may cost: what is above is noise
-LEVEL_STEP = 0.02  # share by which one pass may move the level
+LEVEL_STEP = 0.015  # share by which one pass may move the level
+CONTEXT_STEP = 0.1  # and the prices of context, times how much more of the pass is context
+CONTEXT_MEMORY = 0.99  # share of the past that a pass leaves in the usual share of context
+CONTEXT_PRICES = (0.05, 20.0)  # of what was measured, least and most
+KINDS = (2, 9)  # rows from which a pass is of the next kind; aftermath is learned by kind
+AFTER_STEP = 0.03  # share of a row's pass by which one pass may move an aftermath
+AFTER_MOST = 1.0
+FALL_MEMORY = 0.95  # share of the past that a pass leaves in how often a narrower one follows
 SHAPE_STEP, FIRST_STEP = 0.004, 0.1  # and the cost of its own width, in the long run and at first
 
 
@@ -63,8 +78,12 @@ class CostCurve:
     ) -> None:
         assert measured, "a curve needs a point"
         assert all(rows > 0 and seconds > 0.0 for rows, seconds in measured.items()), measured
-        self.context_cost = context_cost  # seconds a key that is read, once for each sequence
-        self.row_context_cost = row_context_cost  # seconds a key that a row sees
+        self._context_costs = context_cost, row_context_cost
+        self._context = 1.0  # what the prices of context have turned out to be, of the measured
+        self._share: float | None = None  # of passes lately that was context
+        self._after = [0.0] * (len(KINDS) + 1)  # shares of a row's pass
+        self._falls = [1.0] * (len(KINDS) + 1)  # how often the next pass is narrower
+        self._before = 0  # rows of the last pass
         self.version = 0  # counts changes of the table
         self._level = 1.0
         self._shape = dict(measured)
@@ -78,10 +97,30 @@ class CostCurve:
             self.version += 1
         return self._table
 
-    def seconds(self, rows: int, keys: int = 0, row_keys: int = 0) -> float:
-        """Expected seconds; keys: positions held by the sequences; row_keys: that, for each row."""
-        base = self._level * self.table(rows)[rows]
-        return base + self.context_cost * keys + self.row_context_cost * row_keys
+    def seconds(self, rows: int, keys: int = 0, row_keys: int = 0, before: int = 0) -> float:
+        """Expected seconds; keys: positions held by the sequences; row_keys: that, for each row;
+        before: rows of the pass before it."""
+        context = self.context_cost * keys + self.row_context_cost * row_keys
+        table = self.table(max(rows, 1))
+        after = self._after[_kind(before)] * table[1] if before > rows else 0.0
+        return self._level * (table[rows] + after) + context
+
+    def aftermath(self, rows: int, count: int) -> list[float]:
+        """[count + 1]: seconds that passes of `rows`, rows + 1, ... will cost the pass after them.
+        Where `rows` alone are what every pass has, nothing."""
+        one = self._level * self.table(rows + count)[1]
+        prices = [one * after * fall for after, fall in zip(self._after, self._falls, strict=True)]
+        return [0.0] + [prices[_kind(width)] for width in range(rows + 1, rows + count + 1)]
+
+    @property
+    def context_cost(self) -> float:
+        """Seconds a key that is read, once for each sequence."""
+        return self._level * self._context * self._context_costs[0]
+
+    @property
+    def row_context_cost(self) -> float:
+        """Seconds a key that a row sees."""
+        return self._level * self._context * self._context_costs[1]
 
     @property
     def level(self) -> float:
@@ -90,14 +129,28 @@ class CostCurve:
 
     def observe(self, rows: int, keys: int, row_keys: int, seconds: float) -> None:
         """A pass took `seconds`."""
-        late = seconds > self.seconds(rows, keys, row_keys)
+        before, self._before = self._before, rows
+        expected = self.seconds(rows, keys, row_keys, before)
+        late = seconds > expected
+        kind = _kind(before)
+        self._falls[kind] += (1.0 - FALL_MEMORY) * ((rows < before) - self._falls[kind])
+        if rows < before and kind > 0:
+            after = self._after[kind] + (AFTER_STEP if late else -AFTER_STEP)
+            self._after[kind] = min(max(after, 0.0), AFTER_MOST)
+            return
+        share = 1.0 - self._level * self.table(rows)[rows] / expected
+        usual = share if self._share is None else self._share
+        self._share = CONTEXT_MEMORY * usual + (1.0 - CONTEXT_MEMORY) * share
+        move = CONTEXT_STEP * (share - usual)
+        context = self._context * (1.0 + move if late else 1.0 - move)
+        self._context = min(max(context, CONTEXT_PRICES[0]), CONTEXT_PRICES[1])
         self._level *= 1.0 + LEVEL_STEP if late else 1.0 / (1.0 + LEVEL_STEP)
         count = self._counts.get(rows, 0)
         step = max(SHAPE_STEP, FIRST_STEP / (1 + count))
         known = self._shape[rows] if rows in self._shape else self.table(rows)[rows]
         self._shape[rows] = known * (1.0 + step if late else 1.0 / (1.0 + step))
         self._counts[rows] = count + 1
-        if count % 16 == 0:  # the table need not be of this second
+        if count < 16 or count % 16 == 0:  # the table need not be of this second
             self._table = []
 
     def points(self) -> list[tuple[int, float]]:
@@ -115,6 +168,10 @@ class CostCurve:
         (first, low), (last, high) = points[max(0, len(points) - 4)], points[-1]
         slope = (high - low) / (last - first) if last > first else high / last
         return table + [high + slope * step for step in range(1, rows + 2 - len(table))]
+
+
+def _kind(rows: int) -> int:
+    return bisect(KINDS, rows)
 
 
 def _rising(values: list[float], weights: list[int]) -> list[float]:
@@ -190,15 +247,16 @@ class _Timer:
         most = max(one, MOST_OF_A_PASS * plain[rows])
         many = min(max(one, self._least[rows, context] - plain[rows]), most)
         seen = (many - one) / ((rows - 1) * context) if rows > 1 else 0.0
-        return max(0.0, one / context - seen), seen
+        return max(LEAST_OF_A_KEY * plain[1], one / context - seen), seen
 
     def _time(self, rows: int, context: int) -> None:
         room = self._slots[self._context - context : self._context + rows]
         wanted = tuple(range(rows))
         segment = Segment((0,) * rows, (-1,) * rows, context, room, wanted)
         batch = Batch.of([segment])
-        started = time.perf_counter()
-        self._model.forward(batch, self._kv)
-        passed = time.perf_counter() - started
+        for _ in range(1 + (rows < KINDS[-1])):  # the aftermath of a wider pass is not this one's
+            started = time.perf_counter()
+            self._model.forward(batch, self._kv)
+            passed = time.perf_counter() - started
         known = self._least.get((rows, context), passed)
         self._least[rows, context] = min(known, passed)

@@ -30,6 +30,8 @@ MEMORY = 0.95  # share of the past that a step leaves in the gain
 FADING = 0.9  # and in the largest number of nodes used
 WEIGHTS = (0.25, 4.0)  # what priority and deadline may make of a token, least and most
 OVERHEAD_STEP = 0.02
+CAUTION = 1.15  # what nodes are said to cost, of what they cost: a guess that just pays may as well
+# not, and chances that were chosen for being high are on average less than they say
 
 
 def fill_last_tile(sequences: int) -> int:
@@ -89,11 +91,14 @@ class MeasuredPace:
         other = self.overhead + (curve.context_cost + curve.row_context_cost) * keys
         weights = [self._weight(sequence) for sequence in sequences]
         plain = level * table[len(sequences)] + other
+        after = curve.aftermath(rows, total)
+        costs = list(zip(table[rows : rows + total + 1], after, strict=True))
+        sure = level * costs[0][0] + other
         return Budget(
             total,
             tuple(per_sequence),
-            [level * seconds + other for seconds in table[rows : rows + total + 1]],
-            [curve.row_context_cost * len(sequence.token_ids) for sequence in sequences],
+            [sure + CAUTION * (level * (cost - costs[0][0]) + later) for cost, later in costs],
+            [CAUTION * curve.row_context_cost * len(one.token_ids) for one in sequences],
             weights,
             self.gain * sum(weights) / plain,
         )
@@ -115,6 +120,7 @@ class MeasuredPace:
         self._used_by_one = max(FADING * self._used_by_one, *nodes)
         plain = self.curve.seconds(sequences) + self.overhead
         spent = self.curve.seconds(sequences + sum(nodes)) + self.overhead
+        spent += self.curve.aftermath(sequences, sum(nodes))[-1]
         emitted = sum(len(outcome.verdict.tokens) for outcome in outcomes)
         self._emitted = MEMORY * self._emitted + emitted
         self._plain = MEMORY * self._plain + sequences * spent / plain

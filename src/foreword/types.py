@@ -6,9 +6,8 @@ to the field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter
@@ -95,18 +94,30 @@ class SourceClock:
     seconds: dict[str, float] = field(default_factory=dict)
     _inner: float = 0.0  # measured inside the measurement that is open
 
-    @contextmanager
-    def measure(self, name: str, calls: int = 1) -> Iterator[None]:
+    def measure(self, name: str, calls: int = 1) -> Measurement:
         """Times the block on account of `name`."""
-        around, self._inner = self._inner, 0.0
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            spent = perf_counter() - started
-            self.calls[name] = self.calls.get(name, 0) + calls
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inner
-            self._inner = around + spent
+        return Measurement(self, name, calls)
+
+
+class Measurement:
+    """What SourceClock.measure enters; a class, because a generator would take longer than some of
+    what is measured."""
+
+    __slots__ = ("_around", "_calls", "_clock", "_name", "_started")
+
+    def __init__(self, clock: SourceClock, name: str, calls: int) -> None:
+        self._clock, self._name, self._calls = clock, name, calls
+
+    def __enter__(self) -> None:
+        clock = self._clock
+        self._around, clock._inner = clock._inner, 0.0
+        self._started = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        spent, clock, name = perf_counter() - self._started, self._clock, self._name
+        clock.calls[name] = clock.calls.get(name, 0) + self._calls
+        clock.seconds[name] = clock.seconds.get(name, 0.0) + spent - clock._inner
+        clock._inner = self._around + spent
 
 
 @dataclass(slots=True)
@@ -214,7 +225,8 @@ class Trie:
     Node i holds `tokens[i]`; `parents[i]` is -1 (child of the root) or an index < i. `scores[i]` in
     (0, 1] is the chance that i is accepted *given that its parent is*; `add` merges equal siblings.
     `evidence[i]`: what the score rests on, in the source's own small whole numbers (a match length,
-    a rank); calibration keeps a count for each. `laws[i]`: what i was drawn from, where it was.
+    a rank); calibration keeps a count for each. Who fills the columns at once sees to all that.
+    `laws[i]`: what i was drawn from, where it was.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -235,6 +247,8 @@ class Trie:
         assert -1 <= parent < node, (parent, node)
         if not 1e-9 <= score <= 1.0:
             score = min(max(score, 1e-9), 1.0)
+        if len(self._index) < node:  # made by whoever filled the columns
+            self._fill()
         found = self._index.setdefault((parent, token), node)
         if found != node:
             if score > self.scores[found]:
@@ -250,7 +264,12 @@ class Trie:
 
     def child(self, parent: int, token: int) -> int | None:
         """The child of `parent` (-1: of the root) that holds `token`."""
+        if len(self._index) < len(self.tokens):
+            self._fill()
         return self._index.get((parent, token))
+
+    def _fill(self) -> None:
+        self._index.update(zip(zip(self.parents, self.tokens, strict=True), count()))
 
     def add_chain(self, tokens: SequenceOf[int], scores: SequenceOf[float], source: str) -> None:
         """Add a path below the root."""

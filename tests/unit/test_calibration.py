@@ -12,8 +12,8 @@ from drafting import new_sequence
 from foreword.draft import auto
 from foreword.draft._calibration import LEAST, MOST, Calibration
 from foreword.draft._context import DraftContext
-from foreword.draft._merge import MIX, Merged
-from foreword.types import Trie
+from foreword.draft._merge import CHOSEN, MIX, Merged
+from foreword.types import DraftTree, Trie
 
 
 def teach(calibration, score, truth, number=2000, seed=0, **place):
@@ -103,7 +103,7 @@ def merged(*tries):
     calibration, found = Calibration(), Merged()
     for number, trie in enumerate(tries):
         found.add(trie, f"owner {number}", 0, calibration, {})
-    found.combine(0, calibration)
+    found.combine(0, calibration, {})
     return found, calibration
 
 
@@ -130,10 +130,12 @@ def test_siblings_are_not_surer_together_than_anything_can_be():
 
 def test_every_child_along_the_text_is_an_observation():
     found, calibration = merged(of("a", (-1, 5, 0.6), (-1, 8, 0.2), (0, 6, 0.5), (1, 9, 0.5)))
-    found.learn([5, 7], calibration, {})
+    tree = DraftTree((1, 5, 9), (-1, 0, 1), ("", "a", "a"))
+    found.learn([5, 7], tree, calibration, {})
     assert sum(calibration.reliability["a"].counts) == 3  # 9 hangs on the road not taken
     assert sum(calibration.reliability["a"].right) == 1
     assert sum(calibration.reliability[MIX].counts) == 3
+    assert sum(calibration.reliability[CHOSEN].counts) == 1  # the others were not verified
 
 
 class Useless:

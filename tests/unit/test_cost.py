@@ -61,6 +61,19 @@ def test_observations_move_their_width_and_outliers_do_not():
     assert curve.seconds(16) == pytest.approx(2.0, rel=0.06)
 
 
+@pytest.mark.parametrize("measured", [2e-4, 4e-3])
+def test_the_price_of_context_is_learned_from_passes_that_read_more(measured):
+    """A key really costs 1e-3 of a pass; at first that is measured five times too low or high."""
+    curve, chance = CostCurve({1: 1.0, 8: 1.5}, context_cost=measured), random.Random(0)
+    for _ in range(4000):
+        keys = chance.choice((50, 200, 900))
+        rows, base = chance.choice(((1, 1.0), (8, 1.5)))
+        curve.observe(rows, keys, rows * keys, (base + 1e-3 * keys) * chance.uniform(0.97, 1.03))
+    assert curve.seconds(1, 900) == pytest.approx(1.9, rel=0.1)
+    assert curve.seconds(1, 50) == pytest.approx(1.05, rel=0.1)
+    assert curve.seconds(8, 50) == pytest.approx(1.55, rel=0.1)
+
+
 def test_a_machine_that_slows_down_slows_all_widths():
     """Only one row at a time is seen, and it takes twice as long: wide passes are expected to."""
     curve = CostCurve(POINTS)
@@ -86,3 +99,19 @@ def test_a_small_store_is_measured_as_far_as_it_goes():
     model, store = TapeModel(), tape_store(12)
     measure(model, store, most=48, positions=500, seconds=0.05)
     assert max(model.num_rows) <= 12
+
+
+def test_what_a_wide_pass_does_to_the_next_is_not_the_price_of_a_narrow_one():
+    """After 16 rows one row takes 1.5, else 1."""
+    curve, before = CostCurve(POINTS), 0
+    for number in range(4000):
+        rows = 16 if number % 3 == 0 else 1
+        curve.observe(rows, 0, 0, 2.0 if rows == 16 else 1.5 if before == 16 else 1.0)
+        before = rows
+    assert curve.seconds(1) == pytest.approx(1.0, rel=0.06)
+    assert curve.seconds(1, before=16) == pytest.approx(1.5, rel=0.06)
+    assert curve.seconds(16) == pytest.approx(2.0, rel=0.06)
+    nothing, *wider = curve.aftermath(1, 15)
+    assert nothing == 0.0
+    assert wider[-1] == pytest.approx(0.5, abs=0.06)
+    assert wider[0] == 0.0  # nobody saw two rows

@@ -401,3 +401,24 @@ def test_deeper_levels_use_the_noise_of_their_own_positions():
         likeliest = max(children(trie, node).values(), key=lambda n: trie.scores[n])
         assert trie.tokens[likeliest] == token
         node = likeliest
+
+
+def test_rows_of_a_batch_are_read_at_once_where_they_lie_together():
+    whole = np.arange(24, dtype=np.float32).reshape(6, 4)
+    together = recycle.joined([whole[1:3], whole[3:4], whole[4:6]])
+    assert together is not None
+    assert (together == whole[1:]).all()
+    assert recycle.joined([whole[1:3], whole[4:6]]) is None  # a row lies between them
+    assert recycle.joined([whole[1:2], whole[2:3].copy()]) is None
+    assert recycle.joined([whole[:, :2], whole[:, 2:]]) is None
+    assert recycle.joined([whole[1:3]]) is None
+    assert recycle.joined([]) is None  # a step that only read a prompt
+
+
+def test_a_row_of_nan_does_not_keep_its_neighbours_from_learning():
+    drafter = recycle.make(recycle.Config(width=2, cold_start=False), DraftContext(4, 4))
+    whole = np.tile(np.array([0.0, 1.0, 2.0, 3.0], np.float32), (3, 1))
+    whole[1, 2] = np.nan
+    first, second, third = drafter._highest([whole[:1], whole[1:2], whole[2:]])
+    assert second is None
+    assert first[0].tolist() == third[0].tolist() == [[3, 2]]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drafting import VOCAB, depths_of, new_sequence, plain
 from foreword.draft import suffix
 from foreword.draft._archive import Archive
-from foreword.draft._automaton import COUNTED, ROOT, SuffixAutomaton, grow
+from foreword.draft._automaton import COUNTED, ROOT, SuffixAutomaton
 from foreword.draft._context import DraftContext
 from foreword.draft._ways import TRUST
 from foreword.errors import ConfigError
@@ -63,7 +63,7 @@ def occurrences(texts):
 def test_every_run_of_tokens_is_a_path_with_its_count(one, other):
     automaton = SuffixAutomaton()
     for text in (one, other):
-        grow(automaton, ROOT, text)
+        automaton.grow(ROOT, text)
     counts = occurrences([one, other])
     for run, count in counts.items():
         state, length = ROOT, 0
@@ -99,7 +99,7 @@ def _ends_before(text, size):
 @given(TEXT, TEXT)
 def test_step_finds_the_longest_known_suffix(text, read):
     automaton = SuffixAutomaton()
-    grow(automaton, ROOT, text)
+    automaton.grow(ROOT, text)
     counts, state, length = occurrences([text]), ROOT, 0
     for end, token in enumerate(read, 1):
         state, length = automaton.step(state, length, token)

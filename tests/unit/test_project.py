@@ -77,10 +77,11 @@ def test_setup_works_offline_from_any_folder_when_the_stamp_is_current(tmp_path)
     python.chmod(0o755)
     (tmp_path / "copy/scripts").mkdir()
     native = "src/foreword/kernels/cpu/native"
-    (tmp_path / "copy" / native).mkdir(parents=True)
-    content = b""
-    sources = sorted(path.name for path in (ROOT / native).iterdir())
-    for name in ("pyproject.toml", "CMakeLists.txt", *(f"{native}/{file}" for file in sources)):
+    content, sources = b"", []
+    for folder in (native, "src/foreword/draft/native"):
+        (tmp_path / "copy" / folder).mkdir(parents=True)
+        sources += sorted(f"{folder}/{path.name}" for path in (ROOT / folder).iterdir())
+    for name in ("pyproject.toml", "CMakeLists.txt", *sources):
         (tmp_path / "copy" / name).write_bytes((ROOT / name).read_bytes())
         content += (ROOT / name).read_bytes()
     (tmp_path / "copy/scripts/setup").write_bytes((ROOT / "scripts/setup").read_bytes())

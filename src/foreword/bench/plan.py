@@ -101,7 +101,7 @@ def measure(
                     "drafting gave other tokens than plain decoding, so nothing is planned; run "
                     "`foreword audit` on this model"
                 )
-        found.speeds[width] = _speed(logs[False], pace), _speed(logs[True], pace)
+        found.speeds[width] = _speed(logs[False]), _speed(logs[True])
         for log in logs[True]:
             for name, count in log.drafted.items():
                 drafted, accepted = found.sources.get(name, (0, 0))
@@ -112,12 +112,10 @@ def measure(
     return found
 
 
-def _speed(logs: Sequence[Log], pace: MeasuredPace) -> Speed:
+def _speed(logs: Sequence[Log]) -> Speed:
     steps = [step for log in logs for step in log.steps]
     around = sorted(step.around for step in steps)[len(steps) // 2]
-    seconds = sum(
-        pace.curve.seconds(step.rows, step.keys, step.row_keys) + around for step in steps
-    )
+    seconds = sum(step.said + around for step in steps)
     tokens = sum(log.tokens for log in logs)
     return Speed(
         predicted=sum(step.expected for step in steps) / seconds,

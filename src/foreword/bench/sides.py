@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from foreword.cost import CostCurve
 from foreword.draft import none
 from foreword.draft._context import DraftContext
 from foreword.engine import Engine
@@ -31,16 +32,18 @@ class Step:
     row_keys: int
     expected: float  # tokens
     emitted: int = 0
-    passed: float = 0.0  # seconds of the pass
+    said: float = 0.0  # seconds of the pass, as the cost curve had them before it
+    passed: float = 0.0  # and as they came
     around: float = 0.0  # and of all else
 
 
 @dataclass(slots=True)
 class Log:
-    """Wraps a pace and a builder."""
+    """Wraps a pace and a builder. curve: says what passes should take."""
 
     pace: Pace
     builder: TreeBuilder
+    curve: CostCurve | None = None
     name: str = "log"
     steps: list[Step] = field(default_factory=list)
     drafted: dict[str, int] = field(default_factory=dict)  # nodes verified, by source
@@ -67,7 +70,9 @@ class Log:
         rows, keys = sum(count for count, _ in segments), sum(before for _, before in segments)
         row_keys = sum(count * before for count, before in segments)
         expected = len(segments) + self._reach
-        self.steps.append(Step(len(segments), rows, keys, row_keys, expected, passed=seconds))
+        before = self.steps[-1].rows if self.steps else 0
+        said = self.curve.seconds(rows, keys, row_keys, before) if self.curve else 0.0
+        self.steps.append(Step(len(segments), rows, keys, row_keys, expected, 0, said, seconds))
         self._reach = 0.0
         self.pace.passed(segments, seconds)
 
@@ -124,7 +129,9 @@ class Sides:
                 pace = PlainPace(parts.pace)
             drafter = none.make(none.Config(), DraftContext(1, 1))
             parts = replace(parts, drafter=drafter, pace=pace)
-        log = Log(parts.pace, parts.builder)
+        measured = self._parts.pace
+        curve = measured.curve if isinstance(measured, MeasuredPace) else None
+        log = Log(parts.pace, parts.builder, curve)
         self._llm.engine = Engine(replace(parts, pace=log, builder=log))
         try:
             yield log

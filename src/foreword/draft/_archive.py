@@ -8,39 +8,47 @@ ago goes. Knows no drafts.
 
 from __future__ import annotations
 
-from foreword.draft._automaton import ROOT, SuffixAutomaton, grow
+from collections.abc import Callable
+from typing import Any
+
+from foreword.draft._automaton import ROOT, SuffixAutomaton
 
 
 class _Shelf:
     """The texts of one salt."""
 
-    def __init__(self) -> None:
-        self.reading = SuffixAutomaton()
-        self.successor = SuffixAutomaton()
+    def __init__(self, new: Callable[[], Any]) -> None:
+        self._new = new
+        self.reading = new()
+        self.successor = new()
 
     def add(self, text: list[int], limit: int) -> None:
-        grow(self.reading, ROOT, text)
+        self.reading.grow(ROOT, text)
         if 2 * self.reading.num_tokens > limit:
-            grow(self.successor, ROOT, text)
+            self.successor.grow(ROOT, text)
         if self.reading.num_tokens >= limit:
-            self.reading, self.successor = self.successor, SuffixAutomaton()
+            self.reading, self.successor = self.successor, self._new()
 
 
 class Archive:
-    """Texts by salt: about `limit` tokens each (a text is never cut), `num_salts` salts."""
+    """Texts by salt: about `limit` tokens each (a text is never cut), `num_salts` salts. new: makes
+    an automaton, a SuffixAutomaton or its like of the extension."""
 
-    def __init__(self, limit: int, num_salts: int) -> None:
+    def __init__(
+        self, limit: int, num_salts: int, new: Callable[[], Any] = SuffixAutomaton
+    ) -> None:
+        self._new = new
         self._limit = limit
         self._num_salts = num_salts
         self._shelves: dict[str, _Shelf] = {}  # the salt added to last is last
 
     def add(self, salt: str, text: list[int]) -> None:
-        shelf = self._shelves.pop(salt, None) or _Shelf()
+        shelf = self._shelves.pop(salt, None) or _Shelf(self._new)
         self._shelves[salt] = shelf
         if len(self._shelves) > self._num_salts:
             del self._shelves[next(iter(self._shelves))]
         shelf.add(text, self._limit)
 
-    def of(self, salt: str) -> SuffixAutomaton | None:
+    def of(self, salt: str) -> Any | None:
         shelf = self._shelves.get(salt)
         return None if shelf is None else shelf.reading

@@ -13,7 +13,7 @@ Knows no sequences and no probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 
 ROOT = 0
 COUNTED = 24  # links walked per token: contexts beyond it, in texts that loop, are not counted
@@ -49,6 +49,12 @@ class SuffixAutomaton:
         self.num_tokens += 1
         self._count(last, current, token)
         return current
+
+    def grow(self, state: int, tokens: SequenceOf[int], start: int = 0) -> int:
+        """The state after `tokens[start:]`, appended to the text of `state`."""
+        for place in range(start, len(tokens)):
+            state = self.extend(state, tokens[place])
+        return state
 
     def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
         """From a context of `matched` tokens in `state` to the longest known one that ends with
@@ -94,10 +100,3 @@ class SuffixAutomaton:
             if len(following) > 1:
                 following[token] = following.pop(token)
             last, left = self.link[last], left - 1
-
-
-def grow(automaton: SuffixAutomaton, state: int, tokens: Iterable[int]) -> int:
-    """The state after `tokens`, appended to the text of `state`."""
-    for token in tokens:
-        state = automaton.extend(state, token)
-    return state

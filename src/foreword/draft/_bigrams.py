@@ -111,6 +111,12 @@ class Source:
         return rows
 
 
+def contiguous(table: Bigrams) -> Bigrams:
+    """The same, in the order compiled loops read it."""
+    ids = np.ascontiguousarray(table.ids, np.int32)
+    return Bigrams(ids, np.ascontiguousarray(table.logits, np.float32))
+
+
 def empty() -> Bigrams:
     return Bigrams(np.zeros((0, WIDTH), np.int32), np.zeros((0, WIDTH), np.float32))
 

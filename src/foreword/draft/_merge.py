@@ -5,6 +5,8 @@
     siblings           scaled down where together they are surer than anything can be
     the result         calibrated once more, by how many agree and by place among siblings: there
                        agreement earns what it turns out to be worth
+    the chosen         and again by what verified nodes came to, over all requests and in this one:
+                       what is chosen for a number has less of it than the number says
 
 `Merged` keeps what was said of every node until the target's answer is known: then each child of a
 node on the emitted text is an observation, right or wrong, verified or not.
@@ -17,9 +19,10 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from foreword.draft._calibration import Calibration, Cell, Trust
-from foreword.types import Trie
+from foreword.types import DraftTree, Trie
 
 MIX = "mix"  # the name under which combined chances are calibrated
+CHOSEN = "chosen"  # and those of verified nodes
 SURE = 0.98  # siblings together are at most that sure before the last calibration
 AGREEING, PLACES = 3, 4  # more count as these
 
@@ -35,9 +38,11 @@ class Merged:
     depths: list[int] = field(default_factory=list)
     votes: list[list[Vote]] = field(default_factory=list)
     owners: list[list[str]] = field(default_factory=list)  # who proposed a node, vote by vote
-    mixed: list[float] = field(default_factory=list)  # combined chance before the last calibration
-    chances: list[float] = field(default_factory=list)  # and after it
+    mixed: list[float] = field(default_factory=list)  # combined chance
+    said: list[float] = field(default_factory=list)  # calibrated
     cells: list[Cell] = field(default_factory=list)  # where that one is learned
+    chances: list[float] = field(default_factory=list)  # as of a verified node
+    chosen: list[Cell] = field(default_factory=list)
     children: dict[int, list[int]] = field(default_factory=dict)
     index: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
 
@@ -72,12 +77,12 @@ class Merged:
             self.votes[node].append((source, score, chance, cell))
             self.owners[node].append(owner)
 
-    def combine(self, kind: int, calibration: Calibration) -> None:
-        """Fill `mixed`, `chances` and `cells` once every source has been entered."""
+    def combine(self, kind: int, calibration: Calibration, trust: Trust) -> None:
+        """Fill `mixed` and all below it once every source has been entered."""
         size = len(self.tokens)
         self.mixed = [max(votes, key=_chance_of)[2] for votes in self.votes]
-        self.chances = [0.0] * size
-        self.cells = [()] * size
+        self.said, self.chances = [0.0] * size, [0.0] * size
+        self.cells, self.chosen = [()] * size, [()] * size
         mixed = self.mixed
         for siblings in self.children.values():
             if len(siblings) > 1:
@@ -88,8 +93,11 @@ class Merged:
                 siblings.sort(key=lambda node: -mixed[node])
             for place, node in enumerate(siblings):
                 agreeing = min(len(self.votes[node]), AGREEING)
-                self.chances[node], self.cells[node] = calibration.chance(
+                self.said[node], self.cells[node] = calibration.chance(
                     MIX, 2 * agreeing + kind, self.depths[node], min(place, PLACES), mixed[node]
+                )
+                self.chances[node], self.chosen[node] = calibration.chance(
+                    CHOSEN, kind, self.depths[node], 0, self.said[node], trust.get(CHOSEN, 1.0)
                 )
 
     def best(self, budget: int) -> Trie:
@@ -109,9 +117,13 @@ class Merged:
             )
         return trie
 
-    def learn(self, emitted: SequenceOf[int], calibration: Calibration, trust: Trust) -> None:
-        """The target emitted these tokens: every child along them was right or wrong."""
+    def learn(
+        self, emitted: SequenceOf[int], tree: DraftTree, calibration: Calibration, trust: Trust
+    ) -> None:
+        """The target emitted these tokens: every child along them was right or wrong. `tree` is
+        what was verified."""
         node: int | None = -1
+        place: int | None = 0
         for token in emitted:
             children = self.children.get(node, ()) if node is not None else ()
             for child in children:
@@ -119,11 +131,17 @@ class Merged:
                 for source, score, chance, cell in self.votes[child]:
                     calibration.learn(cell, score, chance, right)
                     calibration.adapt(trust, source, chance, right)
-                calibration.learn(self.cells[child], self.mixed[child], self.chances[child], right)
+                calibration.learn(self.cells[child], self.mixed[child], self.said[child], right)
+                if place is not None and tree.child(place, self.tokens[child]) is not None:
+                    calibration.learn(
+                        self.chosen[child], self.said[child], self.chances[child], right
+                    )
+                    calibration.adapt(trust, CHOSEN, self.chances[child], right)
             if not children:
                 return
             assert node is not None
             node = self.index.get((node, token))
+            place = None if place is None else tree.child(place, token)
 
     def credit(self, emitted: SequenceOf[int]) -> dict[str, float]:
         """Of the emitted tokens that were guessed: how many each drafter guessed, in equal shares

@@ -22,10 +22,13 @@ import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
+from foreword import compiled
 from foreword.config import positive
-from foreword.draft._calibration import Calibration, Trust
+from foreword.draft._calibration import Calibration
+from foreword.draft._compiled import CompiledCalibration, CompiledMerged
 from foreword.draft._context import DraftContext
 from foreword.draft._merge import Merged
 from foreword.errors import ConfigError
@@ -38,8 +41,11 @@ acceptance_floor = 4.0
 MEMORY = 0.95  # share of the past that a step leaves in a running mean
 MARGIN = 2.0  # what a source must bring of what it takes
 OUTLIER = 3.0  # times the mean that a measurement counts at most
-TRIAL = 10  # steps for which a source is asked before it is judged
+TRIAL = 20  # steps for which a source is asked before it is judged
 PAUSE, LONGEST_PAUSE = 32, 1024  # steps for which it is left alone, first and at most
+
+
+AnyCalibration = Calibration | CompiledCalibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,8 @@ class _Source:
         """The step is over and brought `tokens`."""
         share = max(1.0 - MEMORY, 1.0 / max(1, self.asked))
         self.tokens += share * (tokens - self.tokens)
-        self.seconds = _mean(self.seconds, self.spent)
+        spent = min(self.spent, OUTLIER * self.seconds) if self.seconds else self.spent
+        self.seconds += share * (spent - self.seconds)  # the first call is a slow one
         self.spent, self.called = 0.0, False
 
 
@@ -100,8 +107,8 @@ class _State:
     """What is kept of one sequence."""
 
     sequence: Sequence
-    trust: Trust = field(default_factory=dict)
-    merged: Merged | None = None  # what was proposed last
+    trust: Any  # _calibration.Trust, or its like of the extension
+    merged: Any = None  # what was proposed last: _merge.Merged, or its like
 
 
 class AutoDrafter:
@@ -115,15 +122,15 @@ class AutoDrafter:
         self._sources = {name: _Source(drafter) for name, drafter in context.sources.items()}
         self._readers = [one for one in context.sources.values() if isinstance(one, PromptReader)]
         self._states: dict[str, _State] = {}
-        self._calibrations = {
-            "": Calibration(context.learning)
-        }  # by salt, the last used at the end
+        self._loops = compiled.loops()
+        # by salt, the last used at the end
+        self._calibrations = {"": self._new_calibration()}
         self._token_seconds = 0.0
         self._emitted = 0  # tokens since the last propose
         self._proposed: float | None = None  # when that was
 
     def begin(self, sequence: Sequence) -> None:
-        self._states[sequence.id] = _State(sequence)
+        self._states[sequence.id] = _State(sequence, self._loops.Trust() if self._loops else {})
         for source in self._sources.values():
             if not source.resting:
                 source.drafter.begin(sequence)
@@ -131,6 +138,10 @@ class AutoDrafter:
     def propose(self, sequences: SequenceOf[Sequence], budget: SequenceOf[int]) -> list[Trie]:
         if self._context.learning:
             self._clock_in()
+            if all(source.resting > 1 for source in self._sources.values()):
+                for source in self._sources.values():
+                    source.resting -= 1
+                return [Trie() for _ in sequences]
         given = {one.drafter.name: self._ask(one, sequences, budget) for one in self._asked()}
         return [
             self._merge(sequence, limit, {name: tries[row] for name, tries in given.items()})
@@ -151,7 +162,8 @@ class AutoDrafter:
             state = self._states.get(outcome.sequence.id)
             if state is None or state.merged is None:
                 continue
-            state.merged.learn(emitted, self._calibration(outcome.sequence), state.trust)
+            calibration = self._calibration(outcome.sequence)
+            state.merged.learn(emitted, outcome.tree, calibration, state.trust)
             for name, share in state.merged.credit(emitted[: outcome.verdict.num_accepted]).items():
                 credit[name] = credit.get(name, 0.0) + share
             state.merged = None
@@ -170,7 +182,7 @@ class AutoDrafter:
             self._proposed = None  # what comes now is no time of the engine's
 
     @property
-    def calibrations(self) -> dict[str, Calibration]:
+    def calibrations(self) -> dict[str, AnyCalibration]:
         """By salt; for plots."""
         return self._calibrations
 
@@ -218,16 +230,18 @@ class AutoDrafter:
             source.spent += time.perf_counter() - started
 
     def _merge(self, sequence: Sequence, limit: int, tries: Mapping[str, Trie]) -> Trie:
-        state, merged = self._states[sequence.id], Merged()
+        state = self._states[sequence.id]
+        merged: Any = CompiledMerged(self._loops) if self._loops else Merged()
         calibration = self._calibration(sequence)
         kind = int(bool(sequence.request.params.temperature))
         for name, trie in tries.items():
             merged.add(trie, name, kind, calibration, state.trust)
-        merged.combine(kind, calibration)
+        merged.combine(kind, calibration, state.trust)
         state.merged = merged
-        return merged.best(limit)
+        best: Trie = merged.best(limit)
+        return best
 
-    def _calibration(self, sequence: Sequence) -> Calibration:
+    def _calibration(self, sequence: Sequence) -> AnyCalibration:
         salt = sequence.request.scope if self._context.learning else ""
         found = self._calibrations.get(salt)
         if found is None:
@@ -235,10 +249,14 @@ class AutoDrafter:
             idle = [name for name in self._calibrations if name not in running]
             for name in idle[: max(0, len(self._calibrations) - self._config.salts + 1)]:
                 del self._calibrations[name]
-            found = self._calibrations[salt] = Calibration(self._context.learning)
+            found = self._calibrations[salt] = self._new_calibration()
         elif len(self._calibrations) > 1:
             self._calibrations[salt] = self._calibrations.pop(salt)
         return found
+
+    def _new_calibration(self) -> AnyCalibration:
+        learning = self._context.learning
+        return CompiledCalibration(self._loops, learning) if self._loops else Calibration(learning)
 
     def _clock_in(self) -> None:
         """Seconds of the engine for a token, a running mean."""

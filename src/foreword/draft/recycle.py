@@ -23,15 +23,19 @@ import heapq
 import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from foreword import compiled
 from foreword.config import flag, positive, whole
-from foreword.draft._bigrams import Bigrams, empty
+from foreword.draft._bigrams import Bigrams, contiguous, empty
+from foreword.draft._compiled import trie_of
 from foreword.draft._context import DraftContext
 from foreword.draft._noise import under_noise
-from foreword.draft._table import ContextTable, Keys, follow, keys_of
+from foreword.draft._table import LONGEST, ContextTable, Keys, follow, keys_of
 from foreword.errors import ConfigError
 from foreword.protocols import Drafter
 from foreword.types import Outcome, Sequence, Trie
@@ -49,6 +53,8 @@ MOST = 16  # ids of a row at most: evidence counts in sixteens
 
 # (-reach, order of discovery, parent, level, keys of the parent, its reach, ids, scores, evidence)
 Entry = tuple[float, int, int, int, Keys, float, list[int], list[float], int]
+
+Highest = tuple[np.ndarray, np.ndarray]  # ids and logits of rows, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +94,13 @@ class RecycleDrafter:
     def __init__(self, config: Config, context: DraftContext, bigrams: Bigrams) -> None:
         self._config = config
         self._context = context
-        self._bigrams = bigrams
+        self._bigrams = bigrams = contiguous(bigrams)
         self._width = min(config.width, context.vocab_size)
-        self._cold = shares_of(bigrams.logits)
-        self._tables: dict[str, ContextTable] = {}  # by scope, the one used last is last
+        self._cold = np.ascontiguousarray(shares_of(bigrams.logits))
+        self._loops = compiled.loops()
+        self._cold_ids, self._cold_shares = bigrams.ids.ctypes.data, self._cold.ctypes.data
+        # by salt, the one used last is last: a ContextTable, or its like of the extension
+        self._tables: dict[str, Any] = {}
         self.prompt_rows = config.prompt_rows if context.learning else 0
 
     def begin(self, sequence: Sequence) -> None:
@@ -105,42 +114,95 @@ class RecycleDrafter:
     def observe(self, outcomes: SequenceOf[Outcome]) -> None:
         if not self._context.learning:
             return
-        for outcome in outcomes:
+        highest = self._highest([outcome.logits for outcome in outcomes])
+        for outcome, rows in zip(outcomes, highest, strict=True):
             tree, ids = outcome.tree, outcome.sequence.token_ids
             before = len(ids) - len(outcome.verdict.tokens)
-            contexts = [keys_of(ids[max(0, before - 3) : before], BASE)]
-            for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-                contexts.append(follow(contexts[parent], token, BASE))
-            self._learn(outcome.sequence.request.scope, contexts, outcome.logits)
+            last = ids[max(0, before - LONGEST) : before]
+            if rows is not None:
+                self._learn(outcome.sequence.request.scope, last, tree.tokens, tree.parents, rows)
 
     def read_prompt(self, sequence: Sequence, start: int, logits: np.ndarray) -> None:
         """The target's raw rows float32 [rows, vocab] after prompt tokens `start` and on."""
-        ids, contexts = sequence.token_ids, []
-        for position in range(start, start + len(logits)):
-            contexts.append(keys_of(ids[max(0, position - 2) : position + 1], BASE))
-        self._learn(sequence.request.scope, contexts, logits)
+        ids, end = sequence.token_ids, start + len(logits)
+        last = ids[max(0, start + 1 - LONGEST) : start + 1]
+        chain = range(-1, len(logits) - 1)
+        (rows,) = self._highest([logits])
+        if rows is not None:
+            self._learn(sequence.request.scope, last, ids[start:end], chain, rows)
 
     def end(self, sequence: Sequence) -> None:
         pass
 
-    def _learn(self, scope: str, contexts: list[Keys], logits: np.ndarray) -> None:
-        table = self._tables.pop(scope, None) or ContextTable(self._config.capacity)
-        self._tables[scope] = table
+    def _highest(self, parts: list[np.ndarray]) -> list[Highest | None]:
+        """Of the rows of each part the best ids int32 [rows, width] and their logits; None where a
+        row holds NaN: its request ends with an error, there is nothing to learn."""
+        whole = joined(parts)
+        if whole is not None:
+            try:
+                ids, values = self._context.row_ops.top_k(whole, self._width)
+            except ValueError:
+                pass  # one by one, then
+            else:
+                ends = np.cumsum([len(part) for part in parts])[:-1]
+                return list(zip(np.split(ids, ends), np.split(values, ends), strict=True))
+        found: list[Highest | None] = []
+        for part in parts:
+            try:
+                found.append(self._context.row_ops.top_k(part, self._width))
+            except ValueError:
+                found.append(None)
+        return found
+
+    def _learn(
+        self,
+        salt: str,
+        last: list[int],
+        tokens: SequenceOf[int],
+        parents: SequenceOf[int],
+        rows: Highest,
+    ) -> None:
+        """Rows after each node of a tree, whose root is the end of `last`."""
+        table = self._tables.pop(salt, None)
+        if table is None:
+            make = self._loops.ContextTable if self._loops else ContextTable
+            table = make(self._config.capacity)
+        self._tables[salt] = table
         if len(self._tables) > self._config.salts:
             del self._tables[next(iter(self._tables))]
-        try:
-            ids, values = self._context.row_ops.top_k(logits, self._width)
-        except ValueError:
-            return  # NaN in a row: the request ends with an error, there is nothing to learn
+        ids, values = rows
+        if self._loops:
+            places = ids.ctypes.data, values.ctypes.data
+            table.learn_tree(last, tokens, parents, self._width, *places)
+            return
+        contexts = [keys_of(last, BASE)]
+        for token, parent in zip(tokens[1:], parents[1:], strict=True):
+            contexts.append(follow(contexts[parent], token, BASE))
         table.learn(contexts, zip(ids.tolist(), shares_of(values).tolist(), strict=True))
 
     def _draft(self, sequence: Sequence, budget: int) -> Trie:
         """The `budget` nodes of highest reach, found best first."""
-        trie, depth = Trie(), self._context.depth_for(sequence)
+        depth = self._context.depth_for(sequence)
         if budget < 1 or depth < 1:
-            return trie
+            return Trie()
         table = self._tables.get(sequence.request.scope)
-        keys = keys_of(sequence.token_ids, BASE)
+        if not self._loops:
+            return self._search(sequence, table, budget, depth)
+        temperature, noise = sequence.request.params.temperature or 0.0, None
+        if temperature and self._config.shared_noise:
+            noise = partial(self._noise, sequence)
+        last, cold = sequence.token_ids[-LONGEST:], (self._cold_ids, self._cold_shares)
+        known, width = self._bigrams.ids.shape
+        found = self._loops.draft_recycle(
+            table, last, budget, depth, *cold, known, width, temperature, noise
+        )
+        return trie_of(found, self.name)
+
+    def _search(
+        self, sequence: Sequence, table: ContextTable | None, budget: int, depth: int
+    ) -> Trie:
+        """recycle_draft of native/recycle.cpp."""
+        trie, keys = Trie(), keys_of(sequence.token_ids, BASE)
         token, order, node, level, reach = sequence.token_ids[-1], 0, -1, 0, 1.0
         frontier: list[Entry] = []
         while True:
@@ -191,11 +253,29 @@ class RecycleDrafter:
         self, sequence: Sequence, ids: list[int], shares: list[float], level: int
     ) -> tuple[list[int], list[float]]:
         """Ids and their chances, the likeliest choice of the target under its own noise first."""
-        position = sequence.num_output + level
-        noise = self._context.row_ops.gumbel(sequence.request.seed, position, ids)
+        noise = self._noise(sequence, level, ids)
         chances = under_noise([share * (1.0 - OTHERS) for share in shares], noise, OTHERS)
         order = sorted(range(len(ids)), key=chances.__getitem__, reverse=True)
         return [ids[place] for place in order], [chances[place] for place in order]
+
+    def _noise(self, sequence: Sequence, level: int, ids: list[int]) -> list[float]:
+        position = sequence.num_output + level
+        return self._context.row_ops.gumbel(sequence.request.seed, position, ids)
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray | None:
+    """The rows of all parts as one array, if they follow one another in one: a call for each would
+    take longer than all of them together."""
+    if len(parts) < 2 or parts[0].base is None:
+        return None
+    first = parts[0]
+    rows, place = 0, first.ctypes.data
+    for part in parts:
+        same = part.base is first.base and part.shape[1:] == first.shape[1:]
+        if not same or not part.flags.c_contiguous or part.ctypes.data != place:
+            return None
+        rows, place = rows + len(part), place + part.nbytes
+    return np.lib.stride_tricks.as_strided(first, (rows, *first.shape[1:]), writeable=False)
 
 
 def shares_of(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

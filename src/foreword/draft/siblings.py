@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from foreword.draft._automaton import ROOT, SuffixAutomaton, grow
+from foreword.draft._automaton import ROOT, SuffixAutomaton
 from foreword.draft._context import DraftContext
 from foreword.draft._ways import MOST, ways_on
 from foreword.protocols import Drafter
@@ -50,7 +50,7 @@ class _Group:
         if start < sequence.num_output:
             tokens = sequence.token_ids[sequence.num_prompt + start :]
             state = self.states.get(sequence.id, ROOT)
-            self.states[sequence.id] = grow(self.automaton, state, tokens)
+            self.states[sequence.id] = self.automaton.grow(state, tokens)
             self.lengths[sequence.id] = sequence.num_output
 
 

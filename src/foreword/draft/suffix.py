@@ -18,10 +18,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
+from foreword import compiled
 from foreword.config import positive, whole
 from foreword.draft._archive import Archive
-from foreword.draft._automaton import ROOT, SuffixAutomaton, grow
+from foreword.draft._automaton import ROOT, SuffixAutomaton
+from foreword.draft._compiled import trie_of
 from foreword.draft._context import DraftContext
 from foreword.draft._ways import MOST, Way, ways_on
 from foreword.protocols import Drafter
@@ -58,9 +61,9 @@ class Config:
 class _Book:
     """The automaton of one prompt and of what its running sequences wrote."""
 
-    def __init__(self, prompt: SequenceOf[int]) -> None:
-        self.automaton = SuffixAutomaton()
-        self.after_prompt = grow(self.automaton, ROOT, prompt)
+    def __init__(self, automaton: Any, prompt: SequenceOf[int]) -> None:
+        self.automaton = automaton  # a SuffixAutomaton, or its like of the extension
+        self.after_prompt = automaton.grow(ROOT, prompt)
         self.users = 0
         self.paused: dict[str, tuple[int, int]] = {}  # by id: state and length of who was preempted
 
@@ -71,12 +74,13 @@ class _Reader:
     def __init__(self, book: _Book, sequence: Sequence) -> None:
         self.book = book
         known = book.paused.pop(sequence.id, None)  # read before, and counted
+        self.state: int
         self.state, self.length = known or (book.after_prompt, sequence.num_prompt)
         self.read(sequence.token_ids)
 
     def read(self, token_ids: list[int]) -> None:
         if len(token_ids) > self.length:
-            self.state = grow(self.book.automaton, self.state, token_ids[self.length :])
+            self.state = self.book.automaton.grow(self.state, token_ids, self.length)
             self.length = len(token_ids)
 
 
@@ -88,7 +92,9 @@ class SuffixDrafter:
     def __init__(self, config: Config, context: DraftContext) -> None:
         self._config = config
         self._context = context
-        self._archive = Archive(config.shared_tokens, config.shared_salts)
+        self._loops = compiled.loops()
+        self._new = self._loops.SuffixAutomaton if self._loops else SuffixAutomaton
+        self._archive = Archive(config.shared_tokens, config.shared_salts, self._new)
         self._remembers = context.learning and config.shared_tokens > 0
         self._books: dict[tuple[object, ...], _Book] = {}
         self._readers: dict[str, _Reader] = {}
@@ -97,7 +103,7 @@ class SuffixDrafter:
         key = self._key(sequence)
         book = self._books.get(key)
         if book is None or book.automaton.num_tokens >= self._config.group_tokens:
-            book = self._books[key] = _Book(sequence.request.prompt_ids)
+            book = self._books[key] = _Book(self._new(), sequence.request.prompt_ids)
         book.users += 1
         self._readers[sequence.id] = _Reader(book, sequence)
 
@@ -135,19 +141,36 @@ class SuffixDrafter:
 
     def _draft(self, sequence: Sequence, budget: int) -> Trie:
         """The `budget` nodes of highest reach, found best first."""
-        trie, depth = Trie(), self._context.depth_for(sequence)
+        depth = self._context.depth_for(sequence)
         if budget < 1 or depth < 1:
-            return trie
+            return Trie()
         reader = self._readers[sequence.id]
         reader.read(sequence.token_ids)
-        own, state = reader.book.automaton, reader.state
-        matched = own.size[state]
         others = self._archive.of(sequence.request.scope) if self._remembers else None
-        state_there, matched_there = ROOT, 0
+        recent = sequence.token_ids[-RECENT:] if others is not None else []
+        own, state, vocabulary = reader.book.automaton, reader.state, self._context.vocab_size
+        if self._loops:
+            limits = budget, depth, vocabulary
+            found = self._loops.draft_suffix(own, state, others, recent, *limits)
+            return trie_of(found, self.name)
+        return self._search(own, state, others, recent, budget, depth)
+
+    def _search(
+        self,
+        own: SuffixAutomaton,
+        state: int,
+        others: SuffixAutomaton | None,
+        recent: list[int],
+        budget: int,
+        depth: int,
+    ) -> Trie:
+        """Both automata walked side by side; suffix_draft of native/suffix.cpp."""
+        trie, vocabulary = Trie(), self._context.vocab_size
+        matched, state_there, matched_there = own.size[state], ROOT, 0
         if others is not None:
-            for token in sequence.token_ids[-RECENT:]:
+            for token in recent:
                 state_there, matched_there = others.step(state_there, matched_there, token)
-        vocabulary, order, node, level, reach = self._context.vocab_size, 0, -1, 0, 1.0
+        order, node, level, reach = 0, -1, 0, 1.0
         push, pop = heapq.heappush, heapq.heappop
         frontier: list[Entry] = []
         while True:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
+from foreword import compiled
 from foreword.protocols import TreeBuilder
 from foreword.types import Budget, DraftTree, Trie
 
@@ -35,11 +36,17 @@ class GoodputBuilder:
 
     name = "goodput"
 
+    def __init__(self) -> None:
+        self._loops = compiled.loops()
+
     def build(
         self, roots: SequenceOf[int], tries: SequenceOf[Trie], budget: Budget
     ) -> list[DraftTree]:
+        if self._loops:
+            return _trees(roots, tries, self._loops.choose_nodes(roots, tries, budget))
         order = _eligible(_ranked(roots, tries, budget), tries, budget)
-        return _trees(roots, tries, order[: _best_size(order, len(roots), budget)])
+        chosen = order[: _best_size(order, len(roots), budget)]
+        return _trees(roots, tries, [(row, node) for *_, row, node in chosen])
 
 
 def _ranked(roots: SequenceOf[int], tries: SequenceOf[Trie], budget: Budget) -> list[Candidate]:
@@ -103,18 +110,18 @@ def _best_size(order: list[Candidate], sequences: int, budget: Budget) -> int:
 
 
 def _trees(
-    roots: SequenceOf[int], tries: SequenceOf[Trie], order: list[Candidate]
+    roots: SequenceOf[int], tries: SequenceOf[Trie], chosen: list[tuple[int, int]]
 ) -> list[DraftTree]:
-    """The chosen nodes as trees, each in the order of worth."""
+    """The chosen (row, node of its trie) as trees, each in the order of worth."""
     tokens = [[root] for root in roots]
     parents: list[list[int]] = [[-1] for _ in roots]
     sources = [[""] for _ in roots]
     moved: list[dict[int, int]] = [{-1: 0} for _ in roots]
-    for _, _, token, _, row, node in order:
+    for row, node in chosen:
         trie, places = tries[row], moved[row]
         parents[row].append(places[trie.parents[node]])
         places[node] = len(tokens[row])
-        tokens[row].append(token)
+        tokens[row].append(trie.tokens[node])
         sources[row].append(trie.sources[node])
     return [
         DraftTree(tuple(ids), tuple(above), tuple(names))

@@ -247,10 +247,12 @@ double time_product(const Weight& weight, const std::string& isa, Pool& pool, in
 
 void bind_adapters(nb::module_& m);
 void bind_sampling(nb::module_& m);
+void bind_drafting(nb::module_& m);
 
 NB_MODULE(_native, m) {
   bind_adapters(m);
   bind_sampling(m);
+  bind_drafting(m);
   m.def("best_isa", &best_isa);
   m.def("has_isa", [](const std::string& name) { return find_ops(name.c_str()) != nullptr; });
 
