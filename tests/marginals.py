@@ -14,9 +14,15 @@ Chances = np.ndarray  # float64 [vocab], sum 1
 
 
 def chances(
-    p: Any, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+    p: Any,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
 ) -> Chances:
-    """temperature -> top-k -> top-p -> min-p over probabilities `p`: loops, no shortcuts."""
+    """temperature -> top-k -> top-p -> min-p -> typical-p over probabilities `p`: loops, no
+    shortcuts."""
     weights = {token: value ** (1.0 / temperature) for token, value in enumerate(p) if value > 0.0}
     order = sorted(weights, key=lambda token: (-weights[token], token))
     kept = order[:top_k] if top_k > 0 else order
@@ -29,6 +35,17 @@ def chances(
                 break
         kept = prefix
     kept = [token for token in kept if weights[token] >= min_p * weights[order[0]]]
+    if typical_p < 1.0:
+        total = sum(weights[token] for token in kept)
+        share = {token: weights[token] / total for token in kept}
+        entropy = -sum(value * math.log(value) for value in share.values())
+        nearest = sorted(kept, key=lambda token: (abs(-math.log(share[token]) - entropy), token))
+        running, kept = 0.0, []
+        for token in nearest:
+            kept.append(token)
+            running += share[token]
+            if running >= typical_p:
+                break
     found = np.zeros(len(p))
     for token in kept:
         found[token] = weights[token]

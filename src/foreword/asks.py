@@ -125,15 +125,8 @@ class Asks:
 
     def beam(self, prompt_ids: list[int], params: BeamSearchParams, number: int) -> Request:
         """What the requests of a search have in common."""
-        room = self._built.context - len(prompt_ids)
-        return Request(
-            id=f"{number}",
-            prompt_ids=tuple(prompt_ids),
-            params=params.sampling().resolve(self._built.defaults),
-            seed=0,
-            eos_ids=frozenset() if params.ignore_eos else self._built.checkpoint.eos_ids,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-        )
+        like = self.prepare(Ask(prompt_ids, params.sampling())).like
+        return replace(like, id=f"{number}")
 
     def _breakers(self, params: SamplingParams) -> frozenset[int]:
         """Looks at every token's text: the answers are kept, for a few lists of breakers."""

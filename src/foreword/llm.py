@@ -302,6 +302,7 @@ class LLM:
                         len(samples),
                         ask.chat_date,
                         prepared.started,
+                        ask.params.n,
                         prepared.shown,
                     )
                     samples.append(sample)
@@ -337,8 +338,7 @@ class LLM:
     def output(self, samples: list[Sample], text: str | None) -> RequestOutput:
         """All samples of one prompt, finished or cut; `text`: the prompt as it was given."""
         first = samples[0].sequence
-        params = first.request.params
-        outputs = [self.result(sample) for sample in most_likely(samples, params.n)]
+        outputs = [self.result(sample) for sample in most_likely(samples)]
         for place, output in enumerate(outputs):
             output.index = place
         return RequestOutput(

@@ -27,6 +27,7 @@ class Sample:
     index: int
     chat_date: str | None
     started: float
+    num_returned: int = 1  # of the samples of its prompt
     num_shown: int | None = None  # alternatives to show of each token; None: no logprobs
     taken: int = 0  # tokens given out by `take`
     first: float | None = None  # when the first tokens were there, and how many
@@ -131,8 +132,9 @@ class RequestOutput:
     usage: Usage | None = None
 
 
-def most_likely(samples: list[Sample], n: int) -> list[Sample]:
-    """The n samples to return; all of them as they were made where there are no more."""
+def most_likely(samples: list[Sample]) -> list[Sample]:
+    """The samples to return; all of them as they were made where no more were made."""
+    n = samples[0].num_returned
     if len(samples) <= n:
         return samples
 

@@ -25,6 +25,9 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_p": 0.9},
     {"temperature": 1.3, "top_k": 20, "min_p": 0.02},
     {"temperature": 0.0},
+    {"temperature": 1.1, "typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+    {"temperature": 1.0, "mirostat_mode": 2, "mirostat_tau": 4.0},
+    {"temperature": 0.9, "repetition_penalty": 1.2, "logit_bias": {5: 4.0}, "bad_words": ["B"]},
 ]
 Answer = list[tuple[list[int], Any, str]]
 

@@ -26,9 +26,13 @@ DRAWS = 1500
 VARIATION, POWER = 0.1, 0.99
 P = (0.05, 0.24, 0.0, 0.16, 0.3, 0.01, 0.11, 0.08, 0.03, 0.02)
 COMBINATIONS = [
-    {"temperature": temperature, **top_k, **top_p, **min_p}
-    for temperature, top_k, top_p, min_p in product(
-        (0.6, 1.0, 1.7), ({}, {"top_k": 5}), ({}, {"top_p": 0.85}), ({}, {"min_p": 0.15})
+    {"temperature": temperature, **top_k, **top_p, **min_p, **typical_p}
+    for temperature, top_k, top_p, min_p, typical_p in product(
+        (0.6, 1.0, 1.7),
+        ({}, {"top_k": 5}),
+        ({}, {"top_p": 0.85}),
+        ({}, {"min_p": 0.15}),
+        ({}, {"typical_p": 0.7}),
     )
 ]
 

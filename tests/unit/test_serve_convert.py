@@ -37,6 +37,7 @@ PARAMETERS: list[tuple[str, Any]] = [
     ("mirostat_mode", 2), ("mirostat_tau", 4.0), ("mirostat_eta", 0.2), ("dry_multiplier", 0.5),
     ("dry_base", 2.0), ("dry_allowed_length", 3), ("dry_penalty_last_n", 10),
     ("dry_sequence_breakers", ["."]), ("logprobs_mode", "processed"), ("time_limit", 2.0),
+    ("sampler", "arithmetic"), ("acceptance", "typical"),
 ]  # fmt: skip
 
 
@@ -50,6 +51,7 @@ def test_a_sampling_field_ends_in_the_parameter_of_its_name(name: str, value: An
 
 def test_no_sampling_field_is_left_out_of_the_list_above():
     by_hand = {"max_tokens", "logprobs", "logit_bias", "structured_outputs", "logits_processors"}
+    by_hand |= {"arithmetic_code", "acceptance_options"}
     assert {name for name, _ in PARAMETERS} == {f.name for f in fields(SamplingParams)} - by_hand
 
 

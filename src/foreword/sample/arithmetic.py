@@ -34,7 +34,9 @@ from foreword.sample.portable import Floats, Ids
 from foreword.sample.sampler import (
     LOWEST_SCORE,
     GumbelSampler,
+    kept,
     peak_id,
+    ruled,
     temperature_of,
     tidy,
 )
@@ -89,8 +91,8 @@ class ArithmeticSampler:
         if params.logprobs_mode == "raw":
             return Choice(token, logprobs.raw(values, peak, token, count))
         left = self.open_row(row, params, state, position)
-        high, kept = float(left.max()), np.flatnonzero(left > -np.inf)
-        found = logprobs.processed(left, kept, high, temperature_of(params), token, count)
+        high, ids = float(left.max()), np.flatnonzero(left > -np.inf)
+        found = logprobs.processed(left, ids, high, temperature_of(params), token, count)
         return Choice(token, found)
 
     def advance(self, row: Logits, state: ArithmeticState, token: int) -> None:
@@ -113,8 +115,13 @@ class ArithmeticSampler:
         """Up to `count` ids, those nearest to the code first; at the state's own position the first
         is `choose`'s. A later position has the code that follows if the first ids of the positions
         before are right. Scores: the share of each id in the code's neighbourhood."""
-        row = self.open_row(row, params, state, position)
+        row = ruled(tidy(row), state.base, position)  # a user's processors are not asked for hints
         temperature, peak = temperature_of(params), float(row[peak_id(row, position)])
+        ids = kept(row, peak, params, state.base, position) if temperature else None
+        if ids is not None:
+            opened = np.full_like(row, -np.inf)
+            opened[ids] = row[ids]
+            row = opened
         code = state.code if position == state.position else state.ahead.get(position)
         if temperature == 0.0 or code is None:
             return _likeliest(row, peak, temperature or 1.0, count)

@@ -93,6 +93,8 @@ class GumbelSampler:
             return Choice(token)
         if params.logprobs_mode == "raw":
             return Choice(token, logprobs.raw(row, peak, token, count))
+        if ids is not None:
+            high = float(left[ids].max())
         return Choice(token, logprobs.processed(left, ids, high, temperature, token, count))
 
     def score(self, rows: Logits, tokens: SequenceOf[int], count: int) -> list[TokenLogprobs]:

@@ -119,6 +119,9 @@ class CommonRequest(Strict):
     dry_penalty_last_n: int | None = field("DRY", OURS)
     dry_sequence_breakers: list[str] | None = field("DRY", OURS)
     logprobs_mode: str | None = field("raw or processed", OURS)
+    sampler: str | None = field("gumbel, or arithmetic: n samples spread by one draw", OURS)
+    acceptance: str | None = field("exact, or an approximate rule, which the answer names", OURS)
+    acceptance_options: dict[str, Any] | None = field("of the approximate rule", OURS)
     time_limit: float | None = field("seconds after which the text is cut", OURS)
     deadline_ms: float | None = field("by when it should be done: order and draft budget", OURS)
     speculative: Speculative | None = field(

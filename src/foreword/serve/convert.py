@@ -18,7 +18,7 @@ from foreword.serve.requests import ChatCompletionRequest, CompletionRequest
 from foreword.text.template import template_variables
 from foreword.types import Handling
 
-LIBRARY_ONLY = {"logits_processors"}  # parameters that no body can hold
+LIBRARY_ONLY = {"logits_processors", "arithmetic_code"}  # parameters that no body holds
 _SAME = (
     {item.name for item in fields(SamplingParams)}
     - LIBRARY_ONLY

@@ -29,6 +29,9 @@ BOTH: dict[str, Refused] = {
     "use_beam_search": _NO_BEAMS,
     "length_penalty": Refused("it is for beams, which are in the library", (1.0,), "vLLM"),
     "logits_processors": Refused("code is taken from the library only", source="vLLM"),
+    "arithmetic_code": Refused(
+        "it is drawn from the seed; the receipt names it", source="Foreword"
+    ),
     "kv_transfer_params": _ONE_DEVICE,
     "vllm_xargs": _ONE_DEVICE,
 }
