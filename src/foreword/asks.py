@@ -98,7 +98,7 @@ class Asks:
         """The requests of ask `number`, each with what reads its tokens. ConfigError or
         RequestError for an adapter that is not there."""
         ask, like, params = prepared.ask, prepared.like, prepared.like.params
-        chosen = self._built.adapters.find(ask.adapter)
+        under = self._under(ask.adapter)
         seed = self._seed(params, number)
         unscored = replace(params, prompt_logprobs=None) if like.max_tokens else params
         for index in range(params.num_samples):
@@ -118,15 +118,25 @@ class Asks:
                 seed=derive(seed, index),
                 group=str(number),
                 watch=stream.push,
-                adapter=ask.adapter,
-                adapter_sha256="" if chosen is None else chosen.sha256,
+                **under,
             )
             yield request, stream
 
-    def beam(self, prompt_ids: list[int], params: BeamSearchParams, number: int) -> Request:
+    def beam(
+        self,
+        prompt_ids: list[int],
+        params: BeamSearchParams,
+        number: int,
+        adapter: str | None = None,
+    ) -> Request:
         """What the requests of a search have in common."""
         like = self.prepare(Ask(prompt_ids, params.sampling())).like
-        return replace(like, id=f"{number}")
+        return replace(like, id=f"{number}", **self._under(adapter))
+
+    def _under(self, adapter: str | None) -> dict[str, Any]:
+        """The fields of a request under an adapter, None = the model itself."""
+        chosen = self._built.adapters.find(adapter)
+        return {"adapter": adapter, "adapter_sha256": "" if chosen is None else chosen.sha256}
 
     def _breakers(self, params: SamplingParams) -> frozenset[int]:
         """Looks at every token's text: the answers are kept, for a few lists of breakers."""

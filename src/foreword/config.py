@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -178,3 +179,18 @@ def read_speculative_config(options: dict[str, Any]) -> SpeculativeConfig:
     given = {key: value for key, value in options.items() if key in own}
     rest = {key: value for key, value in options.items() if key not in own}
     return SpeculativeConfig(**given, options=rest)
+
+
+def read_acceptance(text: str) -> tuple[str, dict[str, Any]]:
+    """NAME or NAME:OPTION=VALUE,... as a command line has it; values are JSON, or else words."""
+    name, _, rest = text.partition(":")
+    given: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"--acceptance {text}: {part!r} is not OPTION=VALUE")
+        try:
+            given[key] = json.loads(value)
+        except ValueError:
+            given[key] = value
+    return name, given

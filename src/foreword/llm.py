@@ -6,49 +6,36 @@ Turns text into requests and sequences back into text; the engine in between see
 from __future__ import annotations
 
 import datetime
-import itertools
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import closing
 from dataclasses import replace
-from threading import Lock
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from foreword import prompts as forms
 from foreword.adapters import Loaded
-from foreword.asks import PLAIN_HANDLING, Ask, Asks, check_single, for_each
+from foreword.asks import PLAIN_HANDLING, Ask, check_single, for_each
 from foreword.beam.outputs import BeamSearchOutput, beam_output
 from foreword.beam.params import BeamSearchParams
-from foreword.beam.run import Expanding, Searching, run
-from foreword.build import Built, Progress, build
+from foreword.beam.run import Searching, run
+from foreword.build import Progress, build
 from foreword.chat.events import Event
 from foreword.chat.prepare import ChatOptions, prepare
 from foreword.chat.reply import ReplyStream
 from foreword.config import CacheConfig, EngineConfig, SchedulerConfig, read_speculative_config
 from foreword.errors import ConfigError
-from foreword.outputs import (
-    CompletionOutput,
-    Delta,
-    RequestOutput,
-    Sample,
-    completion,
-    most_likely,
-    prompt_table,
-    usage,
-)
+from foreword.outputs import Delta, RequestOutput, Sample
 from foreword.prompts import Prompt
-from foreword.receipt import make_receipt
+from foreword.runner import Runner
 from foreword.text.template import encode_chat
-from foreword.types import Handling, Request, SamplingParams
+from foreword.types import Handling, SamplingParams
 
 Messages = SequenceOf[Mapping[str, Any]]
-Part = TypeVar("Part")
 AdapterNames = str | None | SequenceOf[str | None]  # for all prompts, or for each
 
 
-class LLM:
+class LLM(Runner):
     """A model, ready to generate. May be used from several threads, and as a context manager.
 
     model: a Hugging Face folder, a .gguf file, `org/name`, or a built-in name. speculative_config:
@@ -108,13 +95,7 @@ class LLM:
             speculative=read_speculative_config(dict(speculative_config or {})),
             adapters={name: str(folder) for name, folder in (adapters or {}).items()},
         )
-        self.built: Built = build(config, progress)
-        self.engine = self.built.engine
-        self.tokenizer = self.built.tokenizer
-        self.asks = Asks(self.built)
-        self._numbers = itertools.count()
-        self._live: dict[str, Sample | Expanding] = {}  # whoever steps marks everybody's
-        self._lock = Lock()  # held for one step at a time
+        super().__init__(build(config, progress))
 
     def generate(
         self,
@@ -136,7 +117,7 @@ class LLM:
         ids = [self._encode(prompt, place) for place, prompt in enumerate(listed)]
         each = for_each(sampling_params or SamplingParams(), len(ids), "sampling_params")
         names = for_each(adapter, len(ids), "adapters")
-        return self._run(
+        return self.run(
             [
                 Ask(prompt, one, forms.text_of(given), adapter=name, handling=handling)
                 for prompt, one, given, name in zip(ids, each, listed, names, strict=True)
@@ -194,7 +175,7 @@ class LLM:
         ]
         ids = [self._encode(chat.ids, place) for place, chat in enumerate(chats)]
         names = for_each(adapter, len(ids), "adapters")
-        return self._run(
+        return self.run(
             [
                 Ask(prompt, one.params, None, date, one.form, name, handling)
                 for prompt, one, name in zip(ids, chats, names, strict=True)
@@ -207,20 +188,26 @@ class LLM:
         prompts: Prompt | SequenceOf[Prompt],
         params: BeamSearchParams | SequenceOf[BeamSearchParams],
         *,
+        adapter: AdapterNames = None,
         chat_date: str | None = None,
         progress: Progress | None = None,
     ) -> list[BeamSearchOutput]:
         """The best outputs of each prompt by beam search, all as one batch, in the order given.
 
         A bad prompt raises RequestError before anything runs; a search that fails on its own has
-        `error` and no outputs. chat_date: for receipts, what the prompts' template was told."""
+        `error` and no outputs. adapter: as in `generate`. chat_date: for receipts, what the
+        prompts' template was told."""
         listed = forms.as_list(prompts)
         ids = [self._encode(prompt, place) for place, prompt in enumerate(listed)]
-        pairs = zip(ids, for_each(params, len(ids), "params"), strict=True)
-        searches = [Searching.of(self._beam(prompt, one), one) for prompt, one in pairs]
+        each = for_each(params, len(ids), "params")
+        names = for_each(adapter, len(ids), "adapters")
+        searches = [
+            Searching.of(self.beam(prompt, one, name), one)
+            for prompt, one, name in zip(ids, each, names, strict=True)
+        ]
         for one in searches:
             self.engine.check(one.base)
-        run(searches, self._expand, self.step, self.retire, progress)
+        run(searches, self.expand, self.step, self.retire, progress)
         texts = [forms.text_of(prompt) for prompt in listed]
         return [
             beam_output(self.built, one, text, chat_date)
@@ -254,7 +241,7 @@ class LLM:
         check_single(sampling_params)
         ids = self._encode(prompt, 0)
         ask = Ask(ids, sampling_params, chat_date=chat_date, adapter=adapter)
-        yield from self._follow(ask, lambda sample: sample.take(self.tokenizer.shown))
+        yield from self.follow(ask, lambda sample: sample.take(self.tokenizer.shown))
 
     def stream_chat(
         self, messages: Messages, sampling_params: SamplingParams, **options: Any
@@ -273,82 +260,7 @@ class LLM:
             assert isinstance(sample.stream, ReplyStream)
             return sample.stream.take_events()
 
-        yield from self._follow(ask, take)
-
-    def _follow(
-        self, ask: Ask, take: Callable[[Sample], Part]
-    ) -> Generator[tuple[Part, Sample], None, None]:
-        (sample,) = self.submit(ask)
-        try:
-            while sample.ended is None:
-                self.step(sample)
-                yield take(sample), sample
-            if rest := take(sample):  # another caller's step ended it
-                yield rest, sample
-        finally:
-            self.retire([sample])
-
-    def submit(self, ask: Ask) -> list[Sample]:
-        """Queue the samples of one prompt: all of them, or none and a RequestError."""
-        prepared = self.asks.prepare(ask)
-        with self._lock:
-            samples: list[Sample] = []
-            try:
-                for request, stream in self.asks.samples(prepared, next(self._numbers)):
-                    sequence = self.engine.add(request)
-                    sample = Sample(
-                        sequence,
-                        stream,
-                        len(samples),
-                        ask.chat_date,
-                        prepared.started,
-                        ask.params.n,
-                        prepared.shown,
-                    )
-                    samples.append(sample)
-            except BaseException:
-                for sample in samples:
-                    self.engine.abort(sample.sequence)
-                raise
-            self._live.update((sample.sequence.id, sample) for sample in samples)
-        return samples
-
-    def step(self, waiting_for: Sample | Expanding) -> None:
-        """One step of the engine, unless another thread's step has just ended the sample."""
-        with self._lock:
-            if waiting_for.ended is None:
-                for sequence in self.engine.step():
-                    self._live[sequence.id].mark(time.monotonic())
-
-    def retire(self, samples: SequenceOf[Sample | Expanding]) -> None:
-        """Forget samples; what has not ended is cut at its last token."""
-        with self._lock:
-            for sample in samples:
-                self.engine.abort(sample.sequence)
-                sample.mark(time.monotonic())
-                self._live.pop(sample.sequence.id, None)
-
-    def result(self, sample: Sample) -> CompletionOutput:
-        """A finished (or cut) sample as the user sees it."""
-        receipt = make_receipt(self.built, sample.sequence, sample.chat_date)
-        if isinstance(sample.stream, ReplyStream) and sample.stream.enough:
-            receipt["ended_by"] = "tool_call"  # plain decoding of the ids alone would go on
-        return completion(sample, self.tokenizer.shown, receipt)
-
-    def output(self, samples: list[Sample], text: str | None) -> RequestOutput:
-        """All samples of one prompt, finished or cut; `text`: the prompt as it was given."""
-        first = samples[0].sequence
-        outputs = [self.result(sample) for sample in most_likely(samples)]
-        for place, output in enumerate(outputs):
-            output.index = place
-        return RequestOutput(
-            first.request.group or first.id,
-            text,
-            list(first.request.prompt_ids),
-            outputs,
-            prompt_logprobs=prompt_table(first, self.tokenizer.shown),
-            usage=usage(samples),
-        )
+        yield from self.follow(ask, take)
 
     def load_adapter(self, name: str, folder: str) -> Loaded:
         """A LoRA adapter (a PEFT folder) that requests may name from now on. Raises ConfigError for
@@ -386,33 +298,3 @@ class LLM:
     def _encode(self, prompt: Any, place: int) -> list[int]:
         built = self.built
         return forms.token_ids(prompt, place, self.tokenizer, built.vocab_size, built.context)
-
-    def _run(self, asks: list[Ask], progress: Progress | None) -> list[RequestOutput]:
-        groups: list[list[Sample]] = []
-        try:
-            for ask in asks:
-                groups.append(self.submit(ask))
-            self._drain([sample for group in groups for sample in group], progress)
-        finally:  # an error or an interrupt cuts what is left
-            self.retire([sample for group in groups for sample in group])
-        return [self.output(group, ask.text) for group, ask in zip(groups, asks, strict=True)]
-
-    def _drain(self, samples: list[Sample], progress: Progress | None) -> None:
-        while (running := next((one for one in samples if one.ended is None), None)) is not None:
-            self.step(running)
-            if progress is not None:
-                done = sum(sample.ended is not None for sample in samples)
-                progress("generating", done, len(samples))
-
-    def _beam(self, prompt_ids: list[int], params: BeamSearchParams) -> Request:
-        with self._lock:
-            number = next(self._numbers)
-        return self.asks.beam(prompt_ids, params, number)
-
-    def _expand(
-        self, request: Request, tokens: tuple[int, ...], arrival: int | None
-    ) -> tuple[Expanding, int]:
-        with self._lock:
-            sequence = self.engine.add(request, tokens, arrival)
-            self._live[request.id] = beam = Expanding(sequence)
-            return beam, self.engine.parts.scheduler.order(sequence)[1]

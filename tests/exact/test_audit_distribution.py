@@ -19,7 +19,8 @@ import apparatus
 from foreword.accept import _ratio
 from foreword.audit import distribution, distribution_command
 from foreword.audit.distribution import Mode, measure, visit, write
-from foreword.audit.distribution_command import Size, parse_mode, run
+from foreword.audit.distribution_command import Size, run
+from foreword.config import read_acceptance
 from foreword.errors import ConfigError, RequestError
 from foreword.llm import LLM
 from foreword.sample import law, noise
@@ -247,7 +248,7 @@ def test_the_command_names_bad_input(small, change, message):
 
 
 def test_options_of_an_acceptance_are_read():
-    assert parse_mode("cascade:rule=token,alpha=0.3") == (
+    assert read_acceptance("cascade:rule=token,alpha=0.3") == (
         "cascade",
         {"rule": "token", "alpha": 0.3},
     )

@@ -282,7 +282,7 @@ def test_what_cannot_run_is_refused_before_anything_does() -> None:
     tight = door(one, slots=48)
     with pytest.raises(RequestError, match="KV positions"):
         tight.beam_search(PROMPTS[:2], BeamSearchParams(2, max_tokens=40))
-    with pytest.raises(RequestError, match="2 prompts but 1 params"):
+    with pytest.raises(ConfigError, match="2 prompts but 1 params"):
         tight.beam_search(PROMPTS[:2], [BeamSearchParams(2)])
     with pytest.raises(RequestError, match="prompt 1"):
         tight.beam_search([PROMPTS[0], [99999]], BeamSearchParams(2))
@@ -346,8 +346,8 @@ class Shifted(Narrow):
 
 
 def ruled(monkeypatch: pytest.MonkeyPatch, llm: LLM, grammar: Any) -> LLM:
-    made = llm._beam_request
-    monkeypatch.setattr(llm, "_beam_request", lambda *given: replace(made(*given), grammar=grammar))
+    made = llm.asks.beam
+    monkeypatch.setattr(llm.asks, "beam", lambda *given: replace(made(*given), grammar=grammar))
     return llm
 
 

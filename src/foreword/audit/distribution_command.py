@@ -31,6 +31,7 @@ from foreword.audit.distribution import (
     visit,
     write,
 )
+from foreword.config import read_acceptance
 from foreword.errors import ConfigError, RequestError
 from foreword.families import names
 from foreword.llm import LLM
@@ -114,7 +115,7 @@ def run(options: DistributionOptions) -> int:
         raise ConfigError(f"--draws must be >= 1, got {draws}")
     temperature = 1.0 if options.temperature is None else options.temperature
     base = SamplingParams(temperature=temperature).resolve({})
-    wanted = [parse_mode(text) for text in options.acceptance or ()]
+    wanted = [read_acceptance(text) for text in options.acceptance or ()]
     seed = fresh_seed() if options.seed is None else options.seed
     progress = _progress if sys.stderr.isatty() and not options.json else None
     with open_llm(options) as llm:
@@ -213,21 +214,6 @@ def load_scorer(text: str) -> Scorer:
     if not callable(found):
         raise ConfigError(f"--scorer {text}: is not a function; give MODULE:FUNCTION")
     return cast("Callable[[str, str], float]", found)
-
-
-def parse_mode(text: str) -> tuple[str, dict[str, Any]]:
-    """NAME or NAME:KEY=VALUE,...; values are JSON, or else words."""
-    name, _, rest = text.partition(":")
-    given: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError(f"--acceptance {text}: {part!r} is not KEY=VALUE")
-        try:
-            given[key] = json.loads(value)
-        except ValueError:
-            given[key] = value
-    return name, given
 
 
 def choose_modes(

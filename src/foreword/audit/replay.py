@@ -266,7 +266,7 @@ def again(
         return result
     given = {name: getattr(params, name) for name in SHARED}
     given |= {name: beams[name] for name in SEARCHED}
-    (found,) = llm.beam_search([prompt_ids], BeamSearchParams(**given))
+    (found,) = llm.beam_search([prompt_ids], BeamSearchParams(**given), adapter=adapter)
     if beams["index"] >= len(found.outputs):
         many = f"output {beams['index']} in the receipt, {len(found.outputs)} outputs here"
         raise RequestError(f"{many}: {found.error}" if found.error else many)

@@ -12,8 +12,9 @@ import typer
 from foreword.beam.params import BeamSearchParams, names
 from foreword.cli.numbers import decimal, whole_number
 from foreword.cli.plain import Comparison, compare
-from foreword.cli.sampling import SamplingOptions, sampling_params
+from foreword.cli.sampling import RENAMED, ReportOptions, SamplingOptions, sampling_params
 from foreword.errors import RequestError
+from foreword.params import StructuredOutput
 
 if TYPE_CHECKING:
     from foreword.cli.show import Progress
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _PANEL = "Beam search"
 STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
-RENAMED = {"stop_token_id": "stop_token_ids", "bad_word": "bad_words"}
 
 
 @dataclass(slots=True)
@@ -67,7 +67,11 @@ class BeamOptions:
 
 
 def beam_params(
-    options: BeamOptions, sampling: SamplingOptions, n: int, logprobs: int | None, explained: bool
+    options: BeamOptions,
+    sampling: SamplingOptions,
+    report: ReportOptions,
+    form: StructuredOutput | None,
+    explained: bool,
 ) -> BeamSearchParams | None:
     """None without --beam-width. Raises RequestError for an option that does not go with it."""
     given = {item.name: getattr(options, item.name) for item in fields(options)}
@@ -80,7 +84,9 @@ def beam_params(
         raise RequestError(
             "--explain shows who guessed what, and nobody guesses for beams; drop it"
         )
-    if logprobs:
+    if report.best_of is not None or report.prompt_logprobs is not None:
+        raise RequestError("--best-of and --prompt-logprobs do not go with --beam-width; drop them")
+    if report.logprobs or report.logprobs_mode not in (None, "raw"):
         raise RequestError("beams have the log-probabilities of their own tokens: --logprobs 0")
     read = sampling_params(sampling)
     for item in fields(sampling):
@@ -102,7 +108,7 @@ def beam_params(
                 f"--early-stopping must be true, false or never, got {word!r}", "early_stopping"
             )
         given["early_stopping"] = STOPPING[word]
-    return BeamSearchParams(**given, n=n)
+    return BeamSearchParams(**given, n=report.n, structured_outputs=form)
 
 
 def _flag(name: str) -> str:
@@ -127,6 +133,7 @@ def verify_beams(
     params: BeamSearchParams,
     results: Sequence[RequestOutput],
     progress: Progress | None,
+    adapter: str | None = None,
 ) -> Comparison:
     """Search again for each prompt alone, one beam a pass, nothing shared; compare every bit."""
     from foreword.llm import LLM
@@ -141,7 +148,7 @@ def verify_beams(
     for number, result in enumerate(results):
         if progress is not None:
             progress("verifying", number, len(results))
-        (again,) = plain.beam_search(result.prompt_token_ids, params)
+        (again,) = plain.beam_search(result.prompt_token_ids, params, adapter=adapter)
         comparison.difference = _difference(result, again, comparison)
         if comparison.difference is not None:
             comparison.difference = f"prompt {number}, {comparison.difference}"

@@ -14,7 +14,7 @@ from foreword.beam.params import BeamSearchParams
 from foreword.cli.beams import BeamOptions, beam_line, beam_params, verify_beams
 from foreword.cli.explain import Explanation, explain, show_table
 from foreword.cli.forms import FormOptions, structured_output
-from foreword.cli.numbers import token_ids, whole_number
+from foreword.cli.numbers import token_ids
 from foreword.cli.options import (
     EngineOptions,
     Json,
@@ -23,7 +23,7 @@ from foreword.cli.options import (
     read_text,
 )
 from foreword.cli.plain import Comparison, verify
-from foreword.cli.sampling import SamplingOptions, sampling_params
+from foreword.cli.sampling import ReportOptions, SamplingOptions, sampling_params
 from foreword.cli.show import note, print_json, progress_bars
 from foreword.cli.statistics import (
     batch_line,
@@ -114,16 +114,7 @@ def generate(
     form: FormOptions,
     beams: BeamOptions,
     engine: EngineOptions,
-    n: Annotated[
-        int,
-        typer.Option("--n", parser=whole_number, metavar="N", help="Samples of each prompt."),
-    ] = 1,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            "--logprobs", parser=whole_number, metavar="N", help="With --json: the N highest too."
-        ),
-    ] = None,
+    report: ReportOptions,
     check: Annotated[
         bool, typer.Option("--verify", help="Decode again plainly, compare every bit.")
     ] = False,
@@ -137,11 +128,17 @@ def generate(
     if sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=DEFAULT_MAX_TOKENS)
     params: SamplingParams | BeamSearchParams | None
-    params = beam_params(beams, sampling, n, logprobs, explained)
+    asked = structured_output(form)
+    params = beam_params(beams, sampling, report, asked, explained)
     if params is None:
-        asked = structured_output(form)
-        params = sampling_params(sampling, n=n, logprobs=logprobs, structured_outputs=asked)
-        if check and logprobs is None:
+        params = sampling_params(sampling, report, structured_outputs=asked)
+        if check and params.acceptance != "exact":
+            raise RequestError(
+                f"--verify compares with plain decoding, and --acceptance {params.acceptance} is "
+                "approximate; drop one of them",
+                "acceptance",
+            )
+        if check and params.logprobs is None:
             params = replace(params, logprobs=0)  # so that their bits are compared, too
     arguments = llm_arguments(engine, sampling.seed)
     ran = _run(model, arguments, job, params, prompts.chat, json, explained)
@@ -152,11 +149,11 @@ def generate(
     if check:
         with progress_bars(not json) as progress:
             if isinstance(params, BeamSearchParams):
-                comparison = verify_beams(model, arguments, params, results, progress)
+                comparison = verify_beams(model, arguments, params, results, progress, job.adapter)
             else:
                 comparison = verify(model, arguments, params, results, progress, job.adapter)
     if json:
-        _print_json(ran, logprobs is not None, comparison)
+        _print_json(ran, report.logprobs is not None, comparison)
     elif comparison is not None:
         if comparison.plain_tokens_per_second is not None:
             note(f"plain decoding: {rate(comparison.plain_tokens_per_second)}")
@@ -286,7 +283,9 @@ def _search(llm: LLM, job: Job, params: BeamSearchParams, quiet: bool) -> list[R
         prompts = [llm.encode_chat(talk, date=date) for talk in job.messages()]
     results: list[RequestOutput] = []
     with progress_bars(not quiet) as progress:
-        results += llm.beam_search(prompts, params, chat_date=date, progress=progress)
+        results += llm.beam_search(
+            prompts, params, adapter=job.adapter, chat_date=date, progress=progress
+        )
     for result, text in zip(results, job.texts, strict=False):
         result.prompt = text
     return results

@@ -11,11 +11,19 @@ from typing import Annotated, Any
 import typer
 
 from foreword.cli.numbers import decimal, whole_number
+from foreword.config import read_acceptance
 from foreword.errors import RequestError
 from foreword.params import SamplingParams
 
 _SAMPLING, _PENALTIES, _ENDS = "Sampling", "Penalties and masks", "Where the text ends"
-_RENAMED = {"stop_token_id": "stop_token_ids", "bad_word": "bad_words", "mirostat": "mirostat_mode"}
+_ANSWERS = "Answers"
+RENAMED = {
+    "allowed_token_id": "allowed_token_ids",
+    "bad_word": "bad_words",
+    "dry_sequence_breaker": "dry_sequence_breakers",
+    "mirostat": "mirostat_mode",
+    "stop_token_id": "stop_token_ids",
+}
 
 
 def _number(name: str, help: str, panel: str = _SAMPLING) -> Any:
@@ -61,6 +69,19 @@ class SamplingOptions:
         float | None, _decimal("--mirostat-tau", "Surprise aimed at, in bits.")
     ] = None
     mirostat_eta: Annotated[float | None, _decimal("--mirostat-eta", "How fast it learns.")] = None
+    sampler: Annotated[
+        str | None,
+        _text("--sampler", "gumbel, or arithmetic: --n samples spread out.", _SAMPLING, "NAME"),
+    ] = None
+    acceptance: Annotated[
+        str | None,
+        _text(
+            "--acceptance",
+            "exact; typical, ... let other tokens through and say so.",
+            _SAMPLING,
+            "NAME[:OPTION=X,...]",
+        ),
+    ] = None
     seed: Annotated[
         int | None, _number("--seed", "Of every request. Unset: drawn and reported.")
     ] = None
@@ -90,6 +111,13 @@ class SamplingOptions:
         list[str] | None,
         _text("--logit-bias", "Added to a token's logit. Repeatable.", _PENALTIES, "ID=X"),
     ] = None
+    allowed_token_id: Annotated[
+        list[int] | None, _number("--allowed-token-id", "Nothing else. Repeatable.", _PENALTIES)
+    ] = None
+    dry_sequence_breaker: Annotated[
+        list[str] | None,
+        _text("--dry-sequence-breaker", "DRY: ends a repeat. Repeatable.", _PENALTIES),
+    ] = None
     bad_word: Annotated[
         list[str] | None, _text("--bad-word", "May not come. Repeatable.", _PENALTIES)
     ] = None
@@ -116,11 +144,37 @@ class SamplingOptions:
     ] = None
 
 
-def sampling_params(options: SamplingOptions, **more: Any) -> SamplingParams:
+@dataclass(slots=True)
+class ReportOptions:
+    """How many answers there are, and what is said of them."""
+
+    n: Annotated[int, _number("--n", "Samples of each prompt.", _ANSWERS)] = 1
+    best_of: Annotated[
+        int | None, _number("--best-of", "Make so many, show the --n most likely.", _ANSWERS)
+    ] = None
+    logprobs: Annotated[
+        int | None, _number("--logprobs", "With --json: the N highest too.", _ANSWERS)
+    ] = None
+    logprobs_mode: Annotated[
+        str | None, _text("--logprobs-mode", "raw or processed.", _ANSWERS, "NAME")
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None, _number("--prompt-logprobs", "With --json: of the prompt.", _ANSWERS)
+    ] = None
+
+
+def sampling_params(
+    options: SamplingOptions, report: ReportOptions | None = None, **more: Any
+) -> SamplingParams:
     """Raises RequestError for a value out of range."""
     given = {item.name: getattr(options, item.name) for item in fields(options)}
+    if report is not None:
+        given |= {item.name: getattr(report, item.name) for item in fields(report)}
+    if given["acceptance"] is not None:
+        given["acceptance"], chosen = read_acceptance(given["acceptance"])
+        given["acceptance_options"] = chosen or None
     max_tokens = given.pop("max_tokens")
     if given["logit_bias"] is not None:
         given["logit_bias"] = dict(map(bias, given["logit_bias"]))
-    set_ = {_RENAMED.get(name, name): value for name, value in given.items() if value is not None}
+    set_ = {RENAMED.get(name, name): value for name, value in given.items() if value is not None}
     return SamplingParams(max_tokens=max_tokens, **set_, **more)
