@@ -16,7 +16,7 @@ from harness import Rig, count, open_llm, prompt
 
 import apparatus
 from foreword import LLM, BeamSearchParams, SamplingParams
-from foreword.errors import KernelUnavailable, RequestError
+from foreword.errors import ConfigError, KernelUnavailable, RequestError
 from foreword.kv import dense
 from foreword.kv.pool import KVPool
 from foreword.model.batch import Batch, Segment
