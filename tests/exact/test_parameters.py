@@ -18,6 +18,7 @@ from harness import Rig, count, rig
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from foreword.build import make_sampler
 from foreword.errors import RequestError
 from foreword.outputs import CompletionOutput, RequestOutput
 from foreword.params import SamplingParams, StructuredOutput
@@ -106,7 +107,7 @@ def engines(draw: Callable[..., Any]) -> dict[str, Any]:
         "slots": draw(st.sampled_from([160, 4096])),  # the first preempts
         "threads": draw(st.sampled_from([1, 2])),
     }
-    return {"draft": rig()} | setting if method == "model" else {"method": method} | setting
+    return {"draft": target()} | setting if method == "model" else {"method": method} | setting
 
 
 @st.composite
@@ -124,8 +125,12 @@ def requests(draw: Callable[..., Any]) -> list[tuple[tuple[int, ...], SamplingPa
 SEEN: Counter[str] = Counter()  # parameter -> outputs that it took part in
 
 
+def target() -> Rig:
+    return rig("bfloat16", backend="cpu")
+
+
 def check(asked: list[tuple[tuple[int, ...], SamplingParams]], setting: dict[str, Any]) -> None:
-    one = rig()
+    one = target()
     try:
         expected = [alone(one, prompt, params) for prompt, params in asked]
     except RequestError:  # a mix that only the door can refuse is refused in a batch, too
@@ -141,12 +146,12 @@ def check(asked: list[tuple[tuple[int, ...], SamplingParams]], setting: dict[str
 
 
 def alone(one: Rig, prompt: tuple[int, ...], params: SamplingParams) -> RequestOutput:
-    engine = one.engine("none", batch=1, prefix=False)
+    engine = one.engine("none", batch=1, prefix=False, sampler=make_sampler(one.model))
     return one.door(engine).generate([prompt], params)[0]
 
 
 def together(one: Rig, asked: list[Any], setting: dict[str, Any]) -> list[RequestOutput]:
-    engine = one.engine(**setting)
+    engine = one.engine(**setting, sampler=make_sampler(one.model))
     found = one.door(engine).generate(
         [prompt for prompt, _ in asked], [params for _, params in asked]
     )
