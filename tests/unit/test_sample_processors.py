@@ -213,6 +213,21 @@ def test_xtc_strikes_by_position_and_in_its_own_stream() -> None:
     assert noise.chance(5, noise.XTC, 17) != drawn
 
 
+def test_marginals_under_xtc_follow_the_closed_form() -> None:
+    """p = (.4, .3, .2, .1), threshold .25, half of the time: 0 goes, and what is left is scaled.
+    Chi-square with 3 degrees of freedom; 16.3 has odds of 1 in 1,000, and the seed is fixed."""
+    likely = np.array([0.4, 0.3, 0.2, 0.1])
+    asked = request(temperature=1.0, xtc_probability=0.5, xtc_threshold=0.25)
+    row, state = np.log(likely).astype(np.float32), SAMPLER.begin(asked)
+    count = 6_000
+    draws = [SAMPLER.choose(row, asked.params, state, at).token_id for at in range(count)]
+    without = np.array([0.0, 0.3, 0.2, 0.1]) / 0.6
+    expected = count * (likely + without) / 2
+    found = np.bincount(draws, minlength=4)
+    assert ((found - expected) ** 2 / expected).sum() < 16.3
+    assert ((found - count * likely) ** 2 / (count * likely)).sum() > 500  # the test has power
+
+
 def test_mirostat_follows_the_formula() -> None:
     """mu after each token, in plain numpy; what is kept is never more surprising than mu."""
     asked = request(temperature=0.8, mirostat_mode=2, mirostat_tau=2.5, mirostat_eta=0.3)
