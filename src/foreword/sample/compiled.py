@@ -119,7 +119,6 @@ def _ask(
     assert params.top_k is not None
     assert params.top_p is not None
     assert params.min_p is not None
-    assert params.typical_p is not None
     raw = tidy(row)
     changed, edits = _changes(raw, state, position, guess)
     return RowAsk(
@@ -131,7 +130,7 @@ def _ask(
         min(params.top_k, len(row)),
         params.top_p,
         params.min_p,
-        params.typical_p,
+        1.0 if params.typical_p is None else params.typical_p,
         params.xtc_probability,
         params.xtc_threshold,
         float("inf") if state.mirostat is None else state.mirostat.mu,

@@ -27,5 +27,6 @@ class Repetition(EditRule):
 
 def rules(request: Request) -> list[EditRule]:
     penalty = request.params.repetition_penalty
-    assert penalty is not None, "parameters are resolved"
-    return [] if penalty == 1.0 else [Repetition(penalty, request.prompt_ids)]
+    if penalty is None or penalty == 1.0:  # unset is off
+        return []
+    return [Repetition(penalty, request.prompt_ids)]

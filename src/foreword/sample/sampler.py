@@ -175,12 +175,11 @@ def kept(
     assert params.top_k is not None
     assert params.top_p is not None
     assert params.min_p is not None
-    assert params.typical_p is not None
     temperature = temperature_of(params)
     if state.mirostat is not None:
         return mirostat.kept(row, peak, temperature, state.mirostat.mu)
     ids = filters.kept(row, peak, temperature, params.top_k, params.top_p, params.min_p)
-    if params.typical_p < 1.0:
+    if params.typical_p is not None and params.typical_p < 1.0:
         ids = typical.kept(row, ids, peak, temperature, params.typical_p)
     if xtc.strikes(state.seed, position, params.xtc_probability):
         ids = xtc.kept(row, ids, peak, temperature, params.xtc_threshold)
