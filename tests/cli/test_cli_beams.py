@@ -15,6 +15,15 @@ def test_outputs_scores_and_a_comparison_with_searches_alone(cli, tiny_path):
     assert "identical: 20 tokens and 20 logprobs (outputs: 4)" in ran.out
 
 
+def test_a_length_penalty_of_zero_compares_sums(cli, tiny_path):
+    """0 is a value, not the absence of one."""
+    ran = cli("generate", tiny_path, *BEAMS, "--length-penalty", 0, "--json")
+    for one in ran.json["outputs"]:
+        searched = one["receipt"]["beam_search"]
+        assert searched["length_penalty"] == 0.0
+        assert searched["score"] == searched["cumulative_logprob"]
+
+
 def test_a_search_is_replayed_by_its_score_and_its_tokens(cli, tiny_path, tmp_path):
     file = tmp_path / "beams.json"
     words = ("--early-stopping", "never", "--best-first", "--length-penalty", "0.5", "--n", 3)

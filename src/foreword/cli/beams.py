@@ -75,7 +75,9 @@ def beam_params(
 ) -> BeamSearchParams | None:
     """None without --beam-width. Raises RequestError for an option that does not go with it."""
     given = {item.name: getattr(options, item.name) for item in fields(options)}
-    given = {name: value for name, value in given.items() if value not in (None, False)}
+    given = {
+        name: value for name, value in given.items() if value is not None and value is not False
+    }
     if options.beam_width is None:
         for name in given:
             raise RequestError(f"{_flag(name)} is for a beam search; give --beam-width too", name)
