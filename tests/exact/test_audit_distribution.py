@@ -114,7 +114,7 @@ def test_a_mode_that_keeps_the_distribution_fits_too(llm, places):
     found = measure(llm, places, mode("ratio"), DRAWS, 2)
     assert found.exactness == "approximate: ratio (distribution kept)"
     assert found.fits_law
-    assert found.drafted == found.whole.num_draws
+    assert found.drafted > 0.4 * found.whole.num_draws
 
 
 def test_a_mode_that_does_not_is_measured_far_off(llm, places):
