@@ -383,6 +383,11 @@ def test_a_drafter_reads_the_same_rows_beside_a_scored_prompt() -> None:
         target.same(jobs, drive(engine, [(n * 9, n, job) for n, job in enumerate(jobs)]))
         assert set(rows) == {0, 1, *range(69, 89)}
         seen.append(rows)
+        engine = target.engine("recycle", k=K, batch=1, prefix=False, options={"prompt_rows": 20})
+        long, urgent = replace(jobs[0], priority=1, max_tokens=12), jobs[1]
+        results = drive(engine, [(0, 0, long), (4, 1, urgent)])  # read again, scored once
+        target.same([long, urgent], results)
+        assert engine.parts.scheduler.num_preemptions == 1
     assert seen[0] == seen[1]
 
 
