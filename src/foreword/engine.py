@@ -197,9 +197,8 @@ class Engine:
     def _read(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
         """Rows after prompt tokens `start` and on: score what follows them, show the drafter its
         part."""
-        params = sequence.request.params
-        if params.prompt_logprobs is not None:
-            first = sequence.first_unread - start
+        params, first = sequence.request.params, sequence.first_unread - start
+        if params.prompt_logprobs is not None and first < len(rows):
             followers = sequence.request.prompt_ids[start + first + 1 : start + len(rows) + 1]
             try:
                 sequence.prompt_logprobs += self.parts.sampler.score(

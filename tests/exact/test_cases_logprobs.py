@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -362,6 +363,34 @@ def test_v45_no_pass_scores_more_rows_than_fit_in_bounded_memory() -> None:
     assert scored == 3 * 199
 
 
+def test_a_drafter_reads_the_same_rows_beside_a_scored_prompt() -> None:
+    """recycle wants the prompt's last 20 rows: it gets these, whether or not others are read."""
+    target = rig()
+    ids = prompt(90)
+    seen: list[dict[int, bytes]] = []
+    for scored in (None, 2):
+        rows: dict[int, bytes] = {}
+        engine = target.engine("recycle", k=K, rows=32, options={"prompt_rows": 20})
+        reader: Any = engine.parts.drafter
+        read = reader.read_prompt
+
+        def reading(sequence: Any, start: int, logits: np.ndarray, rows=rows, read=read) -> None:
+            rows.update((start + n, row.tobytes()) for n, row in enumerate(logits))
+            read(sequence, start, logits)
+
+        reader.read_prompt = reading
+        jobs = [Job(ids, 8, prompt_logprobs=scored), Job(prompt(3, 1), 8, prompt_logprobs=scored)]
+        target.same(jobs, drive(engine, [(n * 9, n, job) for n, job in enumerate(jobs)]))
+        assert set(rows) == {0, 1, *range(69, 89)}
+        seen.append(rows)
+        engine = target.engine("recycle", k=K, batch=1, prefix=False, options={"prompt_rows": 20})
+        long, urgent = replace(jobs[0], priority=1, max_tokens=12), jobs[1]
+        results = drive(engine, [(0, 0, long), (4, 1, urgent)])  # read again, scored once
+        target.same([long, urgent], results)
+        assert engine.parts.scheduler.num_preemptions == 1
+    assert seen[0] == seen[1]
+
+
 def test_prompt_logprobs_survive_preemption() -> None:
     """A more urgent request takes the seat while the prompt is being read: what was scored is kept,
     the rest is read, the bits are the same."""
@@ -401,6 +430,50 @@ def test_a_bad_row_inside_a_prompt_ends_its_own_request() -> None:
     assert results[1].finish_reason == "error"
     assert isinstance(results[1].sequence.error, NonFiniteLogits)
     assert "inside the prompt" in str(results[1].sequence.error)
+    engine.parts.kv.check()
+    assert engine.parts.kv.num_free_tokens == engine.parts.kv.capacity
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=slow) for n in range(1, 40))])
+def test_random_requests_for_logprobs_in_random_engines(seed: int) -> None:
+    """Modes, counts, rules, scored prompts with common beginnings, salts and priorities, drawn; on
+    engines with little room, small chunks and few seats: every bit is that of plain decoding."""
+    target, chance = rig(), random.Random(seed)
+    trunks = [prompt(40, n) for n in range(2)]
+    damping = Damping()
+    jobs = [
+        Job(
+            (*chance.choice(trunks)[: chance.randrange(1, 40)], *prompt(chance.randrange(1, 6), n)),
+            chance.randrange(1, 14),
+            chance.choice((0.0, 0.7, 1.3)),
+            seed=chance.randrange(3),
+            top_k=chance.choice((0, 0, 9)),
+            top_p=chance.choice((1.0, 1.0, 0.8)),
+            logprobs=chance.choice((None, 0, 3, MAX_LOGPROBS)),
+            logprobs_mode=chance.choice(("raw", "processed")),
+            prompt_logprobs=chance.choice((None, None, 0, 4)),
+            grammar=chance.choice((None, damping)),
+            priority=chance.choice((0, 0, 1)),
+            salt=chance.choice(("", "", "x")),
+        )
+        for n in range(10)
+    ]
+    longest = max(job.positions for job in jobs)
+    block = chance.choice((1, 4, 16))
+    slots = block * (3 + -(-chance.choice((longest, 2 * longest, 1000)) // block))
+    engine = target.engine(
+        chance.choice(("none", "ngram", "siblings", "suffix", "recycle")),
+        k=chance.choice((1, 4, 15)),
+        tree=chance.choice(("chain", "best_first")),
+        batch=chance.choice((1, 3, 16)),
+        rows=chance.choice((6, 24, 256)),
+        store=chance.choice(("paged", "paged", "dense")),
+        block=block,
+        slots=slots,
+        prefix=chance.random() < 0.8,
+    )
+    results = drive(engine, [(chance.randrange(12), n, job) for n, job in enumerate(jobs)])
+    target.same(jobs, results, f"seed {seed}")
     engine.parts.kv.check()
     assert engine.parts.kv.num_free_tokens == engine.parts.kv.capacity
 

@@ -22,7 +22,10 @@ PROMPTS = ["one two one two", "abc abc abc", "Once"]
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(str(apparatus.target()), max_num_seqs=4, threads=1)
+    """At most four tokens a step: the twelve of a request take three steps, however well what was
+    learned from the last run guesses."""
+    short = {"num_speculative_tokens": 3}
+    return LLM(str(apparatus.target()), max_num_seqs=4, threads=1, speculative_config=short)
 
 
 def tokens(llm: LLM) -> list[list[int]]:

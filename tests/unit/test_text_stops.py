@@ -123,3 +123,32 @@ def test_v24_stop_that_is_a_special_token_becomes_an_id():
 def test_v73_surrogate_in_a_stop():
     with pytest.raises(RequestError, match="stop holds an unpaired surrogate"):
         split_stops(vocabularies.smollm2(), ["\ud800"])
+
+
+@given(
+    deltas=strategies.lists(strategies.text("ab", max_size=4), max_size=8),
+    stops=strategies.lists(strategies.text("ab", min_size=1, max_size=4), max_size=3, unique=True),
+    include=strategies.booleans(),
+    unarmed=strategies.integers(0, 4),
+)
+def test_included_stops_and_stops_that_come_too_early(
+    deltas: list[str], stops: list[str], include: bool, unarmed: int
+) -> None:
+    """Against the slow definition: the first stop that is complete at a character of an armed
+    delta, wherever it began; included, nothing is ever withheld."""
+    text, early = "".join(deltas), len("".join(deltas[:unarmed]))
+    watch, shown = StopWatch(stops, include), []
+    for place, delta in enumerate(deltas):
+        shown.append(watch.push(delta, armed=place >= unarmed))
+        if include and watch.stop is None:
+            assert "".join(shown) == "".join(deltas[: place + 1])
+    shown.append(watch.flush())
+    expected: tuple[str, str | None] = (text, None)
+    for end in range(early + 1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            expected = text[: end if include else end - len(longest)], longest
+            break
+    assert ("".join(shown), watch.stop) == expected
+    assert watch.end == len(expected[0])
