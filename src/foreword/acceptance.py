@@ -43,6 +43,12 @@ def checked(params: SamplingParams, drafter: Drafter) -> tuple[Any, Any]:
             f"(drafter 'model', with a draft model); this engine drafts with {drafter.name!r}",
             "acceptance",
         )
+    if "law" in module.needs and params.structured_outputs is not None:
+        raise RequestError(
+            f"acceptance {params.acceptance!r} needs the distribution that drafts were drawn from, "
+            "which structured_outputs changes; use 'typical' or 'conditional', or drop one of them",
+            "acceptance",
+        )
     if "temperature" in module.needs and params.temperature == 0.0:
         raise RequestError(
             f"acceptance {params.acceptance!r} needs temperature > 0; at 0 use 'exact' or "

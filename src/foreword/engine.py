@@ -8,6 +8,7 @@ position.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -44,6 +45,8 @@ from foreword.types import (
 from foreword.verify import Work, verify
 
 NO_ROW = np.empty(0, dtype=np.float32)  # whoever reads it fails
+
+log = logging.getLogger("foreword")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +207,8 @@ class Engine:
                 sequence.prompt_logprobs += self.parts.sampler.score(
                     rows[first:], followers, params.prompt_logprobs
                 )
-            except ForewordError as error:  # this request's own trouble; the others go on
-                sequence.error, sequence.finish_reason = error, "error"
+            except Exception as error:  # this request's own trouble; the others go on
+                _failed(sequence, error)
         hint = max(0, self._first_hint(sequence) - start)
         if self._reader is not None and hint < len(rows):
             self._reader.read_prompt(sequence, start + hint, rows[hint:])
@@ -260,8 +263,8 @@ class Engine:
         acceptor: Acceptor = sequence.acceptor or self.parts.acceptor
         try:
             verdict = acceptor.accept(tree, logits, self._chooser(sequence))
-        except ForewordError as error:  # this request's own trouble; the others go on
-            sequence.error, sequence.finish_reason = error, "error"
+        except Exception as error:  # this request's own trouble; the others go on
+            _failed(sequence, error)
             verdict = Verdict((), (), 0, True)
         emitted = sequence.token_ids[before:]
         sources = tree.guessed(emitted)
@@ -311,6 +314,12 @@ class Engine:
         if sequence.id in self._drafting:
             self._drafting.discard(sequence.id)
             self.parts.drafter.end(sequence)
+
+
+def _failed(sequence: Sequence, error: Exception) -> None:
+    sequence.error, sequence.finish_reason = error, "error"
+    if not isinstance(error, ForewordError):
+        log.error("request %s met a bug of Foreword's", sequence.id, exc_info=error)
 
 
 def _is_drafted(sequence: Sequence) -> bool:

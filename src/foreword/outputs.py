@@ -113,10 +113,6 @@ class Usage:
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
-    content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCall] = field(default_factory=list)
-
 
 @dataclass(slots=True)
 class RequestOutput:
@@ -139,7 +135,9 @@ def most_likely(samples: list[Sample]) -> list[Sample]:
         return samples
 
     def rank(sample: Sample) -> tuple[bool, float, int]:
-        return sample.sequence.error is not None, -cumulative(sample.sequence), sample.index
+        """What was cut comes last: fewer tokens have a higher sum."""
+        cut = sample.sequence.finish_reason not in ("stop", "length")
+        return cut, -cumulative(sample.sequence), sample.index
 
     return sorted(samples, key=rank)[:n]
 

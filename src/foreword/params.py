@@ -6,14 +6,14 @@ the logits is said where it is done (sample/); docs/parameters.md has the order.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from foreword.errors import RequestError
+from foreword.structured import StructuredOutput as StructuredOutput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,75 +52,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "dry_base": (1.0, MOST),
 }
 BIAS = 100.0  # a logit_bias is between -BIAS and BIAS
-
-
-@dataclass(frozen=True, slots=True)
-class StructuredOutput:
-    """A form the text must have; exactly one field is set.
-
-    json: a JSON schema (mapping or text; kept as text). json_object: any JSON object. regex: a
-    regular expression for the whole text. choice: one of these strings. grammar: EBNF text (Lark's
-    form, or GBNF).
-    """
-
-    json: Mapping[str, Any] | str | None = None
-    json_object: bool = False
-    regex: str | None = None
-    choice: tuple[str, ...] | list[str] | None = None
-    grammar: str | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.choice, list):
-            object.__setattr__(self, "choice", tuple(self.choice))
-        if isinstance(self.json, Mapping):
-            object.__setattr__(self, "json", _json_text(self.json))
-        given = [self.json, self.json_object or None, self.regex, self.choice, self.grammar]
-        if sum(item is not None for item in given) != 1:
-            raise RequestError(
-                "structured output takes exactly one of json, json_object, regex, choice, grammar",
-                "structured_outputs",
-            )
-        self._check_kinds()
-
-    def _check_kinds(self) -> None:
-        for name in ("json", "regex", "grammar"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value.strip()):
-                raise _unfit(name, f"must be a non-empty text, got {value!r}")
-        if not isinstance(self.json_object, bool):
-            raise _unfit("json_object", f"must be true or false, got {self.json_object!r}")
-        choice = self.choice
-        if choice is None:
-            return
-        if not isinstance(choice, tuple) or not choice:
-            raise _unfit("choice", "must be a list of at least one string")
-        if not all(isinstance(text, str) and text for text in choice):
-            raise _unfit("choice", "must hold non-empty strings")
-
-    @staticmethod
-    def of(value: Any) -> StructuredOutput:
-        """The same, or made from a mapping of its fields."""
-        if isinstance(value, StructuredOutput):
-            return value
-        known = [item.name for item in fields(StructuredOutput)]
-        if not isinstance(value, Mapping) or not set(value) <= set(known):
-            raise RequestError(
-                f"structured_outputs must be a mapping with one of {', '.join(known)}",
-                "structured_outputs",
-            )
-        return StructuredOutput(**value)
-
-
-def _unfit(name: str, reason: str) -> RequestError:
-    return RequestError(f"structured_outputs: {name} {reason}", f"structured_outputs.{name}")
-
-
-def _json_text(schema: Mapping[str, Any]) -> str:
-    """Keys keep their order: it is the order of the properties."""
-    try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _unfit("json", f"cannot be written as JSON ({error})") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,39 +129,42 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        for item in fields(self):
+            if getattr(self, item.name) is None and item.default not in (None, MISSING):
+                object.__setattr__(self, item.name, item.default)
+        stop = (self.stop,) if isinstance(self.stop, str) else _listed(self.stop, "stop")
         object.__setattr__(self, "stop", stop)
         for name in ("stop_token_ids", "logits_processors"):
-            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+            object.__setattr__(self, name, _listed(getattr(self, name), name))
         for name in ("bad_words", "dry_sequence_breakers"):
             object.__setattr__(self, name, _texts(getattr(self, name), name))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if self.structured_outputs is not None:
             form = StructuredOutput.of(self.structured_outputs)
             object.__setattr__(self, "structured_outputs", form)
-        _check(self.temperature, "temperature", 0.0, math.inf)
-        _check(self.top_p, "top_p", 0.0, 1.0)
-        _check(self.min_p, "min_p", 0.0, 1.0)
-        _check_int(self.top_k, "top_k", -1, None)
-        _check_int(self.seed, "seed", 0, MAX_SEED)
-        _check_int(self.n, "n", 1, MAX_SAMPLES)
-        _check_int(self.best_of, "best_of", self.n, MAX_SAMPLES)
-        _check_int(self.max_tokens, "max_tokens", 0, None)
+        check(self.temperature, "temperature", 0.0, math.inf)
+        check(self.top_p, "top_p", 0.0, 1.0)
+        check(self.min_p, "min_p", 0.0, 1.0)
+        check_int(self.top_k, "top_k", -1, None)
+        check_int(self.seed, "seed", 0, MAX_SEED)
+        check_int(self.n, "n", 1, MAX_SAMPLES)
+        check_int(self.best_of, "best_of", self.n, MAX_SAMPLES)
+        check_int(self.max_tokens, "max_tokens", 0, None)
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise RequestError(
                 "max_tokens must be >= 1, got 0; nothing would be computed (0 is for "
                 "prompt_logprobs)",
                 "max_tokens",
             )
-        _check_int(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
-        _check_int(self.prompt_logprobs, "prompt_logprobs", 0, MAX_LOGPROBS)
+        check_int(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
+        check_int(self.prompt_logprobs, "prompt_logprobs", 0, MAX_LOGPROBS)
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise RequestError(
                 f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, "
                 f"got {self.logprobs_mode!r}",
                 "logprobs_mode",
             )
-        _check(self.time_limit, "time_limit", 0.0, math.inf)
+        check(self.time_limit, "time_limit", 0.0, math.inf)
         if self.time_limit == 0.0:
             raise RequestError("time_limit must be > 0 seconds, or None for none", "time_limit")
         if not isinstance(self.acceptance, str) or not self.acceptance:
@@ -256,20 +190,23 @@ class SamplingParams:
                 raise RequestError(f"{name} must be true or false", name)
         for text in stop:
             if not isinstance(text, str) or not text:
-                raise RequestError("stop must hold non-empty strings; drop the empty one", "stop")
+                raise RequestError(
+                    f"stop must hold non-empty strings, got {text!r}; drop it", "stop"
+                )
         for token in self.stop_token_ids or ():
-            _check_int(token, "stop_token_ids", 0, None)
+            check_int(token, "stop_token_ids", 0, None)
         self._check_processors()
+        self._check_sampler()
 
     def _check_processors(self) -> None:
         """The fields of sample/'s processors and filters."""
         for name, (low, high) in RANGES.items():
-            _check(getattr(self, name), name, low, high)
+            check(getattr(self, name), name, low, high)
         if self.typical_p == 0.0:
             raise RequestError("typical_p must be > 0; 1 switches it off", "typical_p")
-        _check_int(self.dry_allowed_length, "dry_allowed_length", 1, None)
-        _check_int(self.dry_penalty_last_n, "dry_penalty_last_n", -1, None)
-        _check_int(self.min_tokens, "min_tokens", 0, None)
+        check_int(self.dry_allowed_length, "dry_allowed_length", 1, None)
+        check_int(self.dry_penalty_last_n, "dry_penalty_last_n", -1, None)
+        check_int(self.min_tokens, "min_tokens", 0, None)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens"
@@ -277,7 +214,7 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
             for token in self.allowed_token_ids:
-                _check_int(token, "allowed_token_ids", 0, None)
+                check_int(token, "allowed_token_ids", 0, None)
             if not self.allowed_token_ids:
                 raise RequestError(
                     "allowed_token_ids is empty: nothing could be chosen; leave it out for all ids",
@@ -315,7 +252,6 @@ class SamplingParams:
     def num_samples(self) -> int:
         """Samples that are made of a prompt; n of them are returned."""
         return self.n if self.best_of is None else self.best_of
-        self._check_sampler()
 
     def _check_sampler(self) -> None:
         if self.sampler not in SAMPLERS:
@@ -330,7 +266,7 @@ class SamplingParams:
         code = self.arithmetic_code
         if code is None:
             return
-        _check(code, "arithmetic_code", 0.0, 1.0)
+        check(code, "arithmetic_code", 0.0, 1.0)
         if code == 1.0 or self.sampler != "arithmetic" or self.n != 1:
             raise RequestError(
                 "arithmetic_code must be < 1 and needs sampler 'arithmetic' and n 1: it is the "
@@ -355,10 +291,16 @@ def processor_name(processor: LogitsProcessor) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def _listed(value: Any, name: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple, range, type(None))):
+        raise RequestError(f"{name} must be a list, got {value!r}", name)
+    return tuple(value or ())
+
+
 def _texts(value: Any, name: str) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else tuple(value or ())
+    texts = (value,) if isinstance(value, str) else _listed(value, name)
     for text in texts:
-        if not isinstance(text, str) or not text.strip(" ") if name == "bad_words" else not text:
+        if not isinstance(text, str) or not (text.strip(" ") if name == "bad_words" else text):
             raise RequestError(f"{name} must hold texts with something in them, got {text!r}", name)
     return texts
 
@@ -372,15 +314,15 @@ def _bias(value: Any) -> dict[int, float] | None:
     found: dict[int, float] = {}
     for key, amount in value.items():
         token = int(key) if isinstance(key, str) and key.isdecimal() else key
-        _check_int(token, "logit_bias", 0, None)
+        check_int(token, "logit_bias", 0, None)
         if amount is None:
             raise RequestError(f"logit_bias of id {token} must be a number, got None", "logit_bias")
-        _check(amount, "logit_bias", -BIAS, BIAS)
+        check(amount, "logit_bias", -BIAS, BIAS)
         found[token] = float(amount)
     return dict(sorted(found.items())) or None
 
 
-def _check(value: Any, name: str, low: float, high: float) -> None:
+def check(value: Any, name: str, low: float, high: float) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -390,7 +332,7 @@ def _check(value: Any, name: str, low: float, high: float) -> None:
         raise RequestError(f"{name} must be {bound}, got {value!r}", name)
 
 
-def _check_int(value: Any, name: str, low: int, high: int | None) -> None:
+def check_int(value: Any, name: str, low: int, high: int | None) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):

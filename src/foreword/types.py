@@ -6,6 +6,7 @@ to the field.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,11 @@ from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
+from foreword.errors import RequestError
 from foreword.params import MAX_LOGPROBS as MAX_LOGPROBS
 from foreword.params import MAX_SEED as MAX_SEED
 from foreword.params import SamplingParams as SamplingParams
+from foreword.params import check, check_int
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +75,15 @@ class Handling:
     priority: int = 0
     deadline: float | None = None
     draft_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.salt, str):
+            raise RequestError(f"salt must be a text, got {self.salt!r}", "salt")
+        check_int(self.priority, "priority", -(2**31), 2**31 - 1)
+        check(self.deadline, "deadline", 0.0, math.inf)
+        check_int(self.draft_limit, "draft_limit", 0, None)
+        if self.priority is None:
+            raise RequestError("priority must be a whole number, got None", "priority")
 
 
 @dataclass(slots=True)

@@ -44,9 +44,9 @@ def prompt_sizes(monkeypatch):
     sizes = []
     stream = LLM.stream
 
-    def noted(self, prompt, params, date=None):
+    def noted(self, prompt, params, date=None, adapter=None):
         sizes.append(len(prompt))
-        return stream(self, prompt, params, date)
+        return stream(self, prompt, params, date, adapter)
 
     monkeypatch.setattr(LLM, "stream", noted)
     return sizes

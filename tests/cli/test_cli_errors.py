@@ -34,7 +34,6 @@ USAGE = [
     (("--tensor-parallel-size", 2), ("--tensor-parallel-size", "not supported yet")),
     (("-tp", 2), ("--tp", "not supported yet")),
     (("--load-format", "dummy"), ("--load-format", "not supported yet", "--numerics")),
-    (("--guided_json", "{}"), ("--guided-json", "not supported yet")),
     (("--lora-modules", "nameless"), ("--lora-modules", "'nameless' is not NAME=FOLDER")),
     (("extra",), ("extra", "generate --help")),
     (("--max-tokens",), ("--max-tokens",)),

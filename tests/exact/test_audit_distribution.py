@@ -230,7 +230,7 @@ def test_the_command_calls_a_bias_by_name_with_status_1(small, monkeypatch, caps
     ("change", "message"),
     [
         ({"acceptance": ["guess"]}, "no acceptance 'guess'"),
-        ({"acceptance": ["typical:epsilon"]}, "'epsilon' is not KEY=VALUE"),
+        ({"acceptance": ["typical:epsilon"]}, "'epsilon' is not OPTION=VALUE"),
         ({"acceptance": ["cascade"]}, "needs a drafter"),
         ({"drafters": "ngram,suffix"}, "with one drafter"),
         ({"draws": 0}, "--draws must be >= 1"),

@@ -12,6 +12,7 @@ import pytest
 from harness import Job, declared, drive, equal, open_llm, plain_with, prompt, rig
 
 import apparatus
+from foreword.asks import Asks
 from foreword.draft.scripted import chain, planting, right_until
 from foreword.errors import RequestError
 from foreword.llm import LLM
@@ -127,6 +128,7 @@ def test_v26_ignore_eos_ignores_the_whole_list() -> None:
     llm = target.door(target.engine("ngram", k=4))
     ends = frozenset({ids[4], ids[9]})
     llm.built = replace(llm.built, checkpoint=replace(llm.built.checkpoint, eos_ids=ends))
+    llm.asks = Asks(llm.built)
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=40)
     (ignoring,) = llm.generate([list(job.prompt)], replace(params, ignore_eos=True))[0].outputs
     assert tuple(ignoring.token_ids) == ids

@@ -25,6 +25,24 @@ slow = pytest.mark.slow
 K = 4
 
 
+class Unhelpful:
+    """A scout that knows nothing."""
+
+    num_read = 0
+
+    def follow(self, tokens: Any) -> None:
+        self.num_read += len(tokens)
+
+    def legal(self, path: Any) -> int:
+        return len(path)
+
+    def forced(self, path: Any) -> list[int]:
+        return []
+
+    def likely(self, path: Any) -> tuple[list[int], list[float]]:
+        return [], []
+
+
 class Damping:
     """A grammar of no language: tokens of the output so far lose by how often they came, ids of one
     residue are ruled out at each position. Its state is a function of the emitted tokens."""
@@ -35,6 +53,9 @@ class Damping:
         return fresh
 
     seen: dict[int, int]
+
+    def scout(self) -> Unhelpful:
+        return Unhelpful()
 
     def apply(self, row: np.ndarray, position: int) -> None:
         for token, times in self.seen.items():
@@ -53,6 +74,9 @@ class Only:
 
     def begin(self) -> Only:
         return self
+
+    def scout(self) -> Unhelpful:
+        return Unhelpful()
 
     def apply(self, row: np.ndarray, position: int) -> None:
         kept = row[self.ids]

@@ -203,8 +203,11 @@ def test_a_failed_sample_is_the_last_choice_of_best_of() -> None:
     group = [target_sample(llm, ids, seed) for seed in (3, 4, 5)]
     group[1].sequence.error = RuntimeError("planted")
     del group[1].sequence.logprobs[1:]
-    assert most_likely(group, 3) is group
-    assert group[1] not in most_likely(group, 2)
+    for sample in group:
+        sample.num_returned = 3
+    assert most_likely(group) is group
+    group[0].num_returned = 2
+    assert group[1] not in most_likely(group)
 
 
 def target_sample(llm: LLM, ids: tuple[int, ...], seed: int) -> Any:

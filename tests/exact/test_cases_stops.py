@@ -159,7 +159,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("foreword.engine.time", clock)
-    monkeypatch.setattr("foreword.llm.time", clock)
+    monkeypatch.setattr("foreword.asks.time", clock)
+    monkeypatch.setattr("foreword.runner.time", clock)
     return clock
 
 

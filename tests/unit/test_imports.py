@@ -22,8 +22,8 @@ PACKAGE = SOURCE / "foreword"
 
 # A module may import modules of a lower level and of its own room, nothing else.
 LEVELS = {
-    "errors": 0, "families": 0, "params": 0, "types": 0, "protocols": 0, "config": 0,
-    "machine": 0, "version": 0, "compiled": 0,
+    "errors": 0, "families": 0, "structured": 0, "params": 0, "types": 0, "protocols": 0,
+    "config": 0, "machine": 0, "version": 0, "compiled": 0,
     "text": 1, "scheduler": 1, "kernels": 1,
     "sample": 2, "kv": 2, "model": 2, "chat": 2,
     "draft": 3, "tree": 3, "accept": 3, "verify": 3,

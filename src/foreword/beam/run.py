@@ -114,8 +114,10 @@ def run(
                         beam, arrival = add(request, tokens, one.arrival)
                         one.arrival = arrival
                         one.running.append(beam)
-            waiting = next(b for one in searches for b in one.running if b.ended is None)
-            step(waiting)
+            beams = (beam for one in searches for beam in one.running)
+            waiting = next((beam for beam in beams if beam.ended is None), None)
+            if waiting is not None:  # else another caller's step has just ended them
+                step(waiting)
             for one in searches:
                 if one.running and all(beam.ended is not None for beam in one.running):
                     retire(list(one.running))

@@ -116,7 +116,8 @@ class JsonCall:
         return [Call(self._index, name), Call(self._index, None, arguments)]
 
     def _knows(self, name: Any) -> bool:
-        return self._known is None or name in self._known
+        spelled = isinstance(name, str) and not any("\ud800" <= one <= "\udfff" for one in name)
+        return spelled and (self._known is None or name in self._known)
 
 
 def _arguments(call: dict[str, Any]) -> str | None:
@@ -126,11 +127,31 @@ def _arguments(call: dict[str, Any]) -> str | None:
         return "{}"
     if isinstance(value, str):  # encoded twice
         return value if isinstance(_loads(value), dict) else None
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+    return dumps(value) if isinstance(value, dict) else None
+
+
+def dumps(value: Any) -> str:
+    """JSON text that UTF-8 can hold: an unpaired surrogate stays escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
+
+
+def loads(text: str) -> Any:
+    """What strict JSON says (control characters in strings aside). ValueError or RecursionError
+    for anything else, NaN and Infinity among it."""
+    return json.loads(text, strict=False, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text, strict=False)
+        return loads(text)
     except (ValueError, RecursionError):
         return None

@@ -14,7 +14,7 @@ def check_processors(request: Request, vocab_size: int) -> None:
     """Raises RequestError naming the field: ids outside the vocabulary, more tokens asked for than
     there is room for, or no id that could come."""
     params = request.params
-    for name in ("logit_bias", "allowed_token_ids"):
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
         for token in getattr(params, name) or ():
             if token >= vocab_size:
                 raise RequestError(

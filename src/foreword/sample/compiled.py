@@ -44,8 +44,8 @@ class CompiledSampler(GumbelSampler):
         position: int,
         token: int | None = None,
     ) -> Choice:
-        processed = params.logprobs is not None and params.logprobs_mode != "raw"
-        if processed or token is not None:
+        wants_processed = params.logprobs is not None and params.logprobs_mode != "raw"
+        if wants_processed or token is not None:
             return super().choose(row, params, state, position, token)
         (choice,) = self.choose_rows([(row, params, state, position)])
         if isinstance(choice, Exception):

@@ -81,7 +81,8 @@ class Growing:
         return found
 
     def set(self, token: int, value: float) -> None:
-        self._values[self.place(token)] = value
+        place = self.place(token)  # first: it may replace the arrays
+        self._values[place] = value
 
     @property
     def ids(self) -> Ids:

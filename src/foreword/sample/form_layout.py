@@ -83,6 +83,7 @@ class JsonLayout:
         count = self._read(path, noting=False)
         woven = b"" if self.lost else self._woven(self.matcher.compute_ff_bytes())
         self._place = place
+        self.lost = False  # a guess that does not fit says nothing of the text
         if count and not self.matcher.rollback(count):
             self.lost = True
         try:

@@ -14,12 +14,12 @@ JSON, one parameter at a time.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from foreword.chat._grammar import Literal, reply_with_tag, tagged_call
+from foreword.chat._json_call import dumps, loads
 from foreword.chat._scan import Plain
 from foreword.chat.events import Call, Content, Event, Tools
 
@@ -119,7 +119,7 @@ class Qwen3Coder:
         self._held = ""
         value = _typed(match[2], _schema_of(self._tools, self._name, match[1]))
         before = ", " if self._given else "{"
-        spelled = f"{before}{_dumps(match[1])}: {_dumps(value)}"
+        spelled = f"{before}{dumps(match[1])}: {dumps(value)}"
         events.append(Call(self.finished, None, spelled))
         self._given += 1
         return text[match.end() :]
@@ -152,7 +152,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     if kinds == "string" or (kinds is None and "enum" in schema):
         return text
     try:
-        value = json.loads(text)
+        value = loads(text)
     except (ValueError, RecursionError):
         return text
     wanted = [kinds] if isinstance(kinds, str) else kinds or list(_TYPES)
@@ -160,10 +160,6 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     if isinstance(value, bool):
         fits = [kind for kind in fits if kind == "boolean"]
     return value if fits else text
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def make(tools: Tools) -> Qwen3Coder:
