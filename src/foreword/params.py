@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from foreword.errors import RequestError
@@ -129,8 +129,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            if getattr(self, item.name) is None and item.default not in (None, MISSING):
+        for item in fields(self):  # None, as JSON's null: not given, where it has no meaning
+            if getattr(self, item.name) is None and "None" not in str(item.type):
                 object.__setattr__(self, item.name, item.default)
         stop = (self.stop,) if isinstance(self.stop, str) else _listed(self.stop, "stop")
         object.__setattr__(self, "stop", stop)
