@@ -34,7 +34,7 @@ USAGE = [
     (("--tensor-parallel-size", 2), ("--tensor-parallel-size", "not supported yet")),
     (("-tp", 2), ("--tp", "not supported yet")),
     (("--load-format", "dummy"), ("--load-format", "not supported yet", "--numerics")),
-    (("--best_of", 2), ("--best-of", "not supported yet", "SamplingParams")),
+    (("--logits_processors", "f"), ("--logits-processors", "not supported yet", "SamplingParams")),
     (("--lora", "adapter"), ("--lora", "not supported yet", "--lora-modules NAME=FOLDER")),
     (("--lora-modules", "nameless"), ("--lora-modules", "'nameless' is not NAME=FOLDER")),
     (("extra",), ("extra", "generate --help")),

@@ -65,14 +65,7 @@ _GROUPS = {
         "speculative-eagle-topk",
         "speculative-num-steps",
     ),
-    "only in Python so far, as a field of SamplingParams": (
-        "allowed-token-ids",
-        "best-of",
-        "logits-processors",
-        "logprobs-mode",
-        "prompt-logprobs",
-        "sampler",
-    ),
+    "only in Python, as a field of SamplingParams": ("logits-processors",),
     "an adapter is a PEFT folder: --lora-modules NAME=FOLDER, and --adapter NAME": (
         "lora",
         "lora-scaled",
