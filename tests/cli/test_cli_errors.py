@@ -27,6 +27,8 @@ def check(ran, *words, status=1):
 USAGE = [
     (("--zzyzx", 1), ("unknown option --zzyzx", "generate --help")),
     (("--temprature", 1), ("--temprature", "did you mean --temperature?")),
+    (("--logits_processors", "f"), ("--logits-processors", "not supported yet", "SamplingParams")),
+    (("--lora", "adapter"), ("--lora", "not supported yet", "--lora-modules NAME=FOLDER")),
     (("--max-tokens", "many"), ("--max-tokens", "'many'", "8k or 32K")),
     (("--max-tokens", "1.5"), ("--max-tokens", "'1.5'")),
     (("--temperature", "hot"), ("--temperature", "'hot' is not a number")),
@@ -34,8 +36,6 @@ USAGE = [
     (("--tensor-parallel-size", 2), ("--tensor-parallel-size", "not supported yet")),
     (("-tp", 2), ("--tp", "not supported yet")),
     (("--load-format", "dummy"), ("--load-format", "not supported yet", "--numerics")),
-    (("--logits_processors", "f"), ("--logits-processors", "not supported yet", "SamplingParams")),
-    (("--lora", "adapter"), ("--lora", "not supported yet", "--lora-modules NAME=FOLDER")),
     (("--lora-modules", "nameless"), ("--lora-modules", "'nameless' is not NAME=FOLDER")),
     (("extra",), ("extra", "generate --help")),
     (("--max-tokens",), ("--max-tokens",)),
