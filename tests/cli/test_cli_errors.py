@@ -27,6 +27,8 @@ def check(ran, *words, status=1):
 USAGE = [
     (("--zzyzx", 1), ("unknown option --zzyzx", "generate --help")),
     (("--temprature", 1), ("--temprature", "did you mean --temperature?")),
+    (("--logits_processors", "f"), ("--logits-processors", "not supported yet", "SamplingParams")),
+    (("--lora", "adapter"), ("--lora", "not supported yet", "--lora-modules NAME=FOLDER")),
     (("--max-tokens", "many"), ("--max-tokens", "'many'", "8k or 32K")),
     (("--max-tokens", "1.5"), ("--max-tokens", "'1.5'")),
     (("--temperature", "hot"), ("--temperature", "'hot' is not a number")),

@@ -1,4 +1,4 @@
-"""Option names of other engines: what they are called here, or that Foreword has no such thing yet.
+"""Option names of other engines: what they are called here, or why they are not here.
 
 One table each way. Names are without leading dashes; underscores count as dashes everywhere.
 """
@@ -43,6 +43,7 @@ _SAME = {
     "typical-p": ("typical",),
     "mirostat-tau": ("mirostat-ent",),
     "mirostat-eta": ("mirostat-lr",),
+    "beam-width": ("num-beams",),
     "json-schema": ("guided-json",),
     "regex": ("guided-regex",),
     "choice": ("guided-choice",),
@@ -60,14 +61,22 @@ _GROUPS = {
         "gpu-memory-utilization",
     ),
     "weights run as stored, in the --numerics asked for; leave it out": ("load-format",),
-    "this request parameter is not implemented; leave it out": (
-        "tool-call-parser",
-        "reasoning-parser",
-    ),
     "set the shape of the tree with --tree and --node-budget": (
         "speculative-eagle-topk",
         "speculative-num-steps",
     ),
+    "only in Python, as a field of SamplingParams": ("logits-processors",),
+    "an adapter is a PEFT folder: --lora-modules NAME=FOLDER, and --adapter NAME": (
+        "lora",
+        "lora-scaled",
+        "lora-paths",
+    ),
+    "adapters have the rank of their files, and as many as fit are loaded; leave it out": (
+        "max-lora-rank",
+        "max-loras",
+        "max-loras-per-batch",
+    ),
+    "say how many beams: --beam-width": ("use-beam-search",),
     "model code is never run; leave it out": ("trust-remote-code",),
     "the model's own template is used; --raw leaves it out": ("chat-template",),
     "there is no server yet": ("host", "port", "api-key", "served-model-name"),
