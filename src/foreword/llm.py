@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from foreword import prompts as forms
 from foreword.adapters import Loaded
-from foreword.asks import PLAIN_HANDLING, Ask, Asks, check_single, for_each
+from foreword.asks import PLAIN_HANDLING, Ask, Asks, Prepared, check_single, for_each
 from foreword.beam.outputs import BeamSearchOutput, beam_output
 from foreword.beam.params import BeamSearchParams
 from foreword.beam.run import Expanding, Searching, run
@@ -290,7 +290,11 @@ class LLM:
 
     def submit(self, ask: Ask) -> list[Sample]:
         """Queue the samples of one prompt: all of them, or none and a RequestError."""
-        prepared = self.asks.prepare(ask)
+        return self.enqueue(self.asks.prepare(ask))
+
+    def enqueue(self, prepared: Prepared) -> list[Sample]:
+        """As `submit`, of an ask that was prepared before, maybe by another thread."""
+        ask = prepared.ask
         with self._lock:
             samples: list[Sample] = []
             try:
