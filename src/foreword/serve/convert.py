@@ -18,7 +18,13 @@ from foreword.serve.requests import ChatCompletionRequest, CompletionRequest
 from foreword.text.template import template_variables
 from foreword.types import Handling
 
-LIBRARY_ONLY = {"logits_processors"}  # parameters that no body can hold
+LIBRARY_ONLY = {  # parameters that no body has
+    "logits_processors",
+    "acceptance",
+    "acceptance_options",
+    "sampler",
+    "arithmetic_code",
+}
 _SAME = (
     {item.name for item in fields(SamplingParams)}
     - LIBRARY_ONLY

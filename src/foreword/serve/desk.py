@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 
-from foreword.errors import Overloaded
 from foreword.llm import LLM
 from foreword.outputs import RequestOutput
 from foreword.receipt import short_form
@@ -22,7 +21,7 @@ from foreword.serve.respond import chat_answer, completion_answer
 from foreword.serve.responses import ChatCompletion, Completion, Head
 from foreword.serve.stream import ChatStream, CompletionStream
 from foreword.serve.wire import DONE, event
-from foreword.serve.worker import News, Ticket, Worker
+from foreword.serve.worker import LEAVING, News, Ticket, Worker
 
 
 def served_by(llm: LLM, names: Sequence[str] = ()) -> Served:
@@ -65,7 +64,7 @@ class Desk:
     def check(self) -> None:
         """Overloaded where nothing new is taken."""
         if self.draining:
-            raise Overloaded("the server is shutting down; ask another one")
+            raise LEAVING
 
     async def take(self, job: Job, arrived: float) -> Running:
         """Queue a job. Raises RequestError and others before anything of it has run."""

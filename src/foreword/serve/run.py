@@ -1,5 +1,5 @@
 """Listening, and leaving in good order: on SIGTERM or SIGINT running requests finish, new ones get
-503; a second signal, or a drain that takes too long, cuts what is left.
+503. A drain that takes too long ends what is left with an error, a second signal without one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from foreword.errors import ConfigError
 from foreword.serve.desk import Desk
 
-CUT_SECONDS = 5  # for connections to end after the drain
+CUT_SECONDS = 5  # that readers have after the drain
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -64,5 +64,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._since is not None:
             late = time.monotonic() - self._since > self._drain_seconds
+            if late and not self.should_exit:
+                self._desk.worker.cut()
             self.should_exit = self.should_exit or late or not self._desk.open
         return await super().on_tick(counter)

@@ -23,6 +23,7 @@ from foreword.errors import ForewordError, Overloaded
 from foreword.llm import LLM
 from foreword.outputs import Delta, Sample
 
+LEAVING = Overloaded("the server is shutting down; ask another one")
 log = logging.getLogger("foreword.serve")
 
 
@@ -117,6 +118,10 @@ class Worker:
         """Cut it and free what it holds; nothing happens to one that has ended."""
         self._orders.put(partial(self._cancel, ticket))
 
+    def cut(self) -> None:
+        """End everything that runs or waits with an error."""
+        self._orders.put(partial(self._drop, LEAVING))
+
     def stop(self) -> None:
         """Cut what runs, and end the thread."""
         self._orders.put(None)
@@ -125,7 +130,7 @@ class Worker:
     def _run(self) -> None:
         while self._take_orders():
             self._step()
-        self._drop(Overloaded("the server stops"))
+        self._drop(LEAVING)
 
     def _take_orders(self) -> bool:
         """What others want; waits while there is nothing to do. False: stop."""
