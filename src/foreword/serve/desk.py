@@ -21,7 +21,7 @@ from foreword.serve.respond import chat_answer, completion_answer
 from foreword.serve.responses import ChatCompletion, Completion, Head
 from foreword.serve.stream import ChatStream, CompletionStream
 from foreword.serve.wire import DONE, event
-from foreword.serve.worker import LEAVING, News, Ticket, Worker
+from foreword.serve.worker import News, Ticket, Worker, leaving
 
 
 def served_by(llm: LLM, names: Sequence[str] = ()) -> Served:
@@ -64,7 +64,7 @@ class Desk:
     def check(self) -> None:
         """Overloaded where nothing new is taken."""
         if self.draining:
-            raise LEAVING
+            raise leaving()
 
     async def take(self, job: Job, arrived: float) -> Running:
         """Queue a job. Raises RequestError and others before anything of it has run."""

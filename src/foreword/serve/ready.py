@@ -54,7 +54,8 @@ def _check(job: Job) -> None:
         )
     if job.answer.stream and params.num_samples > params.n:
         raise RequestError("best_of is known at the end only; drop it or stream", "best_of")
-    if params.prompt_logprobs is not None and not job.answer.echo:
+    told = job.answer.echo and job.answer.alternatives is not None
+    if params.prompt_logprobs is not None and not told:
         raise RequestError(
             "prompt_logprobs is not sent on its own; ask /v1/completions for echo with logprobs",
             "prompt_logprobs",

@@ -23,7 +23,6 @@ from foreword.errors import ForewordError, Overloaded
 from foreword.llm import LLM
 from foreword.outputs import Delta, Sample
 
-LEAVING = Overloaded("the server is shutting down; ask another one")
 log = logging.getLogger("foreword.serve")
 
 
@@ -120,7 +119,7 @@ class Worker:
 
     def cut(self) -> None:
         """End everything that runs or waits with an error."""
-        self._orders.put(partial(self._drop, LEAVING))
+        self._orders.put(partial(self._drop, leaving()))
 
     def stop(self) -> None:
         """Cut what runs, and end the thread."""
@@ -128,9 +127,17 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        while self._take_orders():
-            self._step()
-        self._drop(LEAVING)
+        going = True
+        while going:
+            try:
+                going = self._take_orders()
+                if going:
+                    self._step()
+            except Exception as error:  # ours, not a request's: what the engine holds is in doubt
+                log.exception("the engine stopped")
+                self.error = error
+                self._drop(_stopped(error))
+        self._drop(leaving())
 
     def _take_orders(self) -> bool:
         """What others want; waits while there is nothing to do. False: stop."""
@@ -151,8 +158,8 @@ class Worker:
             for prepared in ticket.prepared:
                 ticket.groups.append(self._llm.enqueue(prepared))
         except Exception as error:
-            self._llm.retire(ticket.samples)
             self._tell([(ticket, News(done=True, error=error))])
+            self._llm.retire(ticket.samples)
             return
         self._open.append(ticket)
         self._tell([(ticket, News())])
@@ -164,17 +171,11 @@ class Worker:
 
     def _step(self) -> None:
         waiting = next(one for ticket in self._open for one in ticket.samples if one.ended is None)
-        try:
-            self._llm.step(waiting)
-            told = [(ticket, ticket.read(self._llm.tokenizer.shown)) for ticket in self._open]
-            for ticket, news in told:
-                if news is not None and news.done:
-                    self._cancel(ticket)
-        except Exception as error:  # ours, not a request's: what the engine holds is in doubt
-            log.exception("the engine stopped")
-            self.error = error
-            self._drop(_stopped(error))
-            return
+        self._llm.step(waiting)
+        told = [(ticket, ticket.read(self._llm.tokenizer.shown)) for ticket in self._open]
+        for ticket, news in told:
+            if news is not None and news.done:
+                self._cancel(ticket)
         self._tell([(ticket, news) for ticket, news in told if news is not None])
 
     def _drop(self, error: Exception) -> None:
@@ -193,6 +194,11 @@ class Worker:
         except RuntimeError:  # the loop has ended, and with it everyone who waits
             for ticket, _ in told:
                 self._cancel(ticket)
+
+
+def leaving() -> Overloaded:
+    """What is told to those who come, or are cut, while the server ends."""
+    return Overloaded("the server is shutting down; ask another one")
 
 
 def _deliver(told: list[tuple[Ticket, News]]) -> None:
