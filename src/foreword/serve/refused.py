@@ -29,6 +29,10 @@ BOTH: dict[str, Refused] = {
     "use_beam_search": _NO_BEAMS,
     "length_penalty": Refused("it is for beams, which are in the library", (1.0,), "vLLM"),
     "logits_processors": Refused("code is taken from the library only", source="vLLM"),
+    "acceptance": Refused("approximate modes are in the library only", ("exact",), "Foreword"),
+    "acceptance_options": Refused("approximate modes are in the library only", (), "Foreword"),
+    "sampler": Refused("it is in the library only", ("gumbel",), "Foreword"),
+    "arithmetic_code": Refused("it is in the library only", (), "Foreword"),
     "kv_transfer_params": _ONE_DEVICE,
     "vllm_xargs": _ONE_DEVICE,
 }
