@@ -141,11 +141,13 @@ class Asks:
     def _breakers(self, params: SamplingParams) -> frozenset[int]:
         """Looks at every token's text: the answers are kept, for a few lists of breakers."""
         key = tuple(params.dry_sequence_breakers) if params.dry_multiplier else ()
-        if key not in self._breaker_ids:
+        found = self._breaker_ids.get(key)
+        if found is None:
+            found = breaker_ids(self._tokenizer, key)
             if len(self._breaker_ids) >= MAX_BREAKERS:
                 self._breaker_ids.clear()
-            self._breaker_ids[key] = breaker_ids(self._tokenizer, key)
-        return self._breaker_ids[key]
+            self._breaker_ids[key] = found
+        return found
 
     def _seed(self, params: SamplingParams, number: int) -> int:
         if params.seed is not None:

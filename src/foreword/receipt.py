@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, fields
 from typing import Any
@@ -71,8 +72,6 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
     sampling = as_json(request.params)
     sampling["max_tokens"] = request.max_tokens
     receipt: dict[str, Any] = {
-        "foreword": __version__,
-        "numerics_version": NUMERICS_VERSION,
         "exactness": sequence.exactness,
         "model": {
             "name": config.model,
@@ -81,17 +80,7 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
             "eos_ids": sorted(built.checkpoint.eos_ids),
         },
         "adapter": _adapter(request),
-        "numerics": {
-            "backend": config.backend,
-            "isa": built.isa,
-            "mode": config.numerics,
-            "arithmetic": arithmetic(built.isa, config.numerics),
-            "quantization": config.quantization,
-            "kv_format": built.kv_format,
-            "device": config.device,
-        },
-        "machine": machine.machine_type(),
-        "build": arithmetic_build(config.device),
+        **_arithmetic(built),
         "seed": request.seed,
         "sampling": sampling,
         "generation_config": dict(built.defaults),
@@ -121,6 +110,33 @@ def make_receipt(built: Built, sequence: Sequence, chat_date: str | None = None)
     if chat_date is not None:
         receipt["chat_date"] = chat_date
     return receipt
+
+
+def short_form(built: Built) -> str:
+    """What all receipts of an engine have in common, as OpenAI's `system_fingerprint`: answers
+    with the same one come from the same weights and the same arithmetic."""
+    common = json.dumps({**_arithmetic(built), "weights": built.fingerprint}, sort_keys=True)
+    return f"fw-{__version__}-{hashlib.sha256(common.encode()).hexdigest()[:12]}"
+
+
+def _arithmetic(built: Built) -> dict[str, Any]:
+    """What decides the bits of every result of an engine, beside its weights."""
+    config = built.config
+    return {
+        "foreword": __version__,
+        "numerics_version": NUMERICS_VERSION,
+        "numerics": {
+            "backend": config.backend,
+            "isa": built.isa,
+            "mode": config.numerics,
+            "arithmetic": arithmetic(built.isa, config.numerics),
+            "quantization": config.quantization,
+            "kv_format": built.kv_format,
+            "device": config.device,
+        },
+        "machine": machine.machine_type(),
+        "build": arithmetic_build(config.device),
+    }
 
 
 def _plain(value: Any) -> Any:

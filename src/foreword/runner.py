@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from threading import Lock
 from typing import TypeVar
 
-from foreword.asks import Ask, Asks
+from foreword.asks import Ask, Asks, Prepared
 from foreword.beam.params import BeamSearchParams
 from foreword.beam.run import Expanding
 from foreword.build import Built, Progress
@@ -46,7 +46,11 @@ class Runner:
 
     def submit(self, ask: Ask) -> list[Sample]:
         """Queue the samples of one prompt: all of them, or none and a RequestError."""
-        prepared = self.asks.prepare(ask)
+        return self.enqueue(self.asks.prepare(ask))
+
+    def enqueue(self, prepared: Prepared) -> list[Sample]:
+        """As `submit`, of an ask that was prepared before, maybe by another thread."""
+        ask = prepared.ask
         with self._lock:
             samples: list[Sample] = []
             try:

@@ -51,6 +51,14 @@ _SAME = {
 }
 ALIASES = {alias: name for name, aliases in _SAME.items() for alias in aliases}
 
+SERVER = (
+    "host",
+    "port",
+    "api-key",
+    "served-model-name",
+    "tool-call-parser",
+    "reasoning-parser",
+)
 _GROUPS = {
     "one process on one device; leave it out": (
         "tensor-parallel-size",
@@ -79,7 +87,6 @@ _GROUPS = {
     "say how many beams: --beam-width": ("use-beam-search",),
     "model code is never run; leave it out": ("trust-remote-code",),
     "the model's own template is used; --raw leaves it out": ("chat-template",),
-    "there is no server yet": ("host", "port", "api-key", "served-model-name"),
 }
 UNSUPPORTED = {name: reason for reason, names in _GROUPS.items() for name in names}
 
@@ -95,4 +102,11 @@ def canonical(name: str) -> str:
     name = ALIASES.get(name, name)
     if name in UNSUPPORTED:
         raise UsageError(f"option --{name} is not supported yet: {UNSUPPORTED[name]}")
+    if name in SERVER:
+        raise UsageError(f"option --{name} belongs to foreword serve; leave it out")
     return name
+
+
+def of_server(name: str) -> str:
+    """As `canonical`, for the command that has the server's options."""
+    return plain(name) if plain(name) in SERVER else canonical(name)

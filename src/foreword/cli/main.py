@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from foreword.cli import audit, bench, chat, convert, env, generate, models, plan
-from foreword.cli.aliases import UsageError, canonical, plain
+from foreword.cli import audit, bench, chat, convert, env, generate, models, plan, serve
+from foreword.cli.aliases import UsageError, canonical, of_server, plain
 from foreword.cli.grouping import grouped
 from foreword.errors import ForewordError
 from foreword.version import __version__
@@ -23,6 +23,7 @@ from foreword.version import __version__
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 _OWN = {**_HELP_NAMES, "token_normalize_func": plain}
 _ALIASED = {**_HELP_NAMES, "token_normalize_func": canonical}
+_SERVER = {**_HELP_NAMES, "token_normalize_func": of_server}
 
 app = typer.Typer(
     add_completion=False,
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command(context_settings=_ALIASED)(grouped(generate.generate))
 app.command(context_settings=_ALIASED)(grouped(chat.chat))
+app.command(context_settings=_SERVER)(grouped(serve.serve))
 app.command(context_settings=_ALIASED)(grouped(audit.audit))
 app.command(context_settings=_ALIASED)(grouped(plan.plan))
 app.add_typer(models.app, name="models")

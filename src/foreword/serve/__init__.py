@@ -1,1 +1,1 @@
-"""The server's side of a request: OpenAI's schema and what it means here. No HTTP so far."""
+"""The server: OpenAI's schema, what it means here, the engine's thread, and the routes."""

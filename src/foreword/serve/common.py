@@ -95,7 +95,10 @@ class CommonRequest(Strict):
     ignore_eos: bool | None = field("the model's end tokens do not end the text", VLLM)
     bad_words: list[str] | None = field("texts that may not come", VLLM)
     allowed_token_ids: list[int] | None = field("nothing else may come", VLLM)
-    prompt_logprobs: int | None = field("log-probabilities of the prompt's tokens", VLLM)
+    prompt_logprobs: int | None = field(
+        "alternatives of the prompt's tokens, where echo and logprobs ask for those; else refused",
+        VLLM,
+    )
     skip_special_tokens: bool | None = field("false: special tokens show in the text", VLLM)
     add_special_tokens: bool | None = field(
         "the tokenizer's own BOS and EOS around the prompt (completions: default true)", VLLM

@@ -31,6 +31,10 @@ _SAME = (
 )
 
 
+class UnknownModel(RequestError):
+    """The request names a model that is not served here (a server answers 404)."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftWish:
     """How a request wants to be drafted. limit: nodes a step at most, None = as the engine does."""
@@ -136,7 +140,7 @@ def _shared(request: CommonRequest, served: Served, params: dict[str, Any]) -> d
     model = request.model if request.model is not None else next(iter(served.models))
     if model not in served.models:
         known = ", ".join(served.models)
-        raise RequestError(f"model {model!r:.80} is not served here; there is: {known}", "model")
+        raise UnknownModel(f"model {model!r:.80} is not served here; there is: {known}", "model")
     if request.deadline_ms is not None and not request.deadline_ms > 0:
         raise RequestError("deadline_ms must be > 0", "deadline_ms")
     return {

@@ -8,6 +8,7 @@ from foreword.outputs import Logprob
 from foreword.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from foreword.text.tokenizer import Tokenizer
 
+RULED_OUT = -9999.0
 Row = Mapping[int, Logprob]  # of one position: the chosen id and the highest ones
 
 
@@ -37,11 +38,13 @@ def completion_logprobs(
     return CompletionLogprobs(
         tokens=[names(token) for token in ids],
         token_logprobs=[
-            None if row is None else row[token].logprob
+            None if row is None else finite(row[token].logprob)
             for token, row in zip(ids, rows, strict=True)
         ],
         top_logprobs=[
-            None if row is None else {names(token): entry.logprob for token, entry in row.items()}
+            None
+            if row is None
+            else {names(token): finite(entry.logprob) for token, entry in row.items()}
             for row in rows
         ],
         text_offset=list(offsets),
@@ -67,6 +70,11 @@ def chat_logprobs(
     )
 
 
+def finite(logprob: float) -> float:
+    """JSON has no infinity: a token that the model rules out has OpenAI's number for it."""
+    return max(logprob, RULED_OUT)
+
+
 def _entry(names: TokenNames, token: int, entry: Logprob) -> TopLogprob:
     data = names.bytes(token)
-    return TopLogprob(token=names(token), logprob=entry.logprob, bytes=list(data))
+    return TopLogprob(token=names(token), logprob=finite(entry.logprob), bytes=list(data))

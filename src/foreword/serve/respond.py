@@ -14,6 +14,7 @@ from foreword.serve.responses import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatLogprobs,
     ChunkChoice,
     Completion,
     CompletionChoice,
@@ -27,7 +28,7 @@ from foreword.serve.responses import (
     Usage,
 )
 
-Whole = TypeVar("Whole", Completion, ChatCompletion)
+Whole = TypeVar("Whole", Completion, ChatCompletion, ChatCompletionChunk)
 
 
 def usage_of(results: Sequence[RequestOutput]) -> Usage:
@@ -70,7 +71,7 @@ def completion_answer(
             )
     outputs = [output for result in results for output in result.outputs]
     whole = Completion(**head.model_dump(), choices=choices, usage=usage_of(results))
-    return _with_ours(whole, outputs)
+    return with_ours(whole, outputs)
 
 
 def _completion_logprobs(
@@ -101,7 +102,7 @@ def chat_answer(
         usage=usage_of([result]),
         prompt_token_ids=result.prompt_token_ids if answer.token_ids else None,
     )
-    return _with_ours(whole, result.outputs)
+    return with_ours(whole, result.outputs)
 
 
 def _chat_choice(answer: Answer, output: CompletionOutput, names: TokenNames) -> ChatChoice:
@@ -127,7 +128,7 @@ def _chat_choice(answer: Answer, output: CompletionOutput, names: TokenNames) ->
     )
 
 
-def _with_ours(whole: Whole, outputs: Sequence[CompletionOutput]) -> Whole:
+def with_ours(whole: Whole, outputs: Sequence[CompletionOutput]) -> Whole:
     """Figures and receipts: of one choice as they are, of several under their number."""
     if len(outputs) == 1:
         whole.metrics = outputs[0].metrics
@@ -156,8 +157,15 @@ class ChatEvents:
     def first(self) -> ChatCompletionChunk:
         return self._chunk(MessageDelta(role="assistant", content=""))
 
-    def delta(self, events: Iterable[Event], ids: Sequence[str]) -> ChatCompletionChunk | None:
-        """One event for what a step brought; None when it shows nothing. ids: of the calls."""
+    def delta(
+        self,
+        events: Iterable[Event],
+        ids: Sequence[str],
+        logprobs: ChatLogprobs | None = None,
+        token_ids: list[int] | None = None,
+    ) -> ChatCompletionChunk | None:
+        """One event for what a step brought; None when it shows nothing. ids: of the calls.
+        logprobs, token_ids: of the step's tokens, whose text may come later; None: not wanted."""
         delta = MessageDelta()
         for event in events:
             if isinstance(event, Content):
@@ -167,10 +175,18 @@ class ChatEvents:
                     delta.reasoning_content = (delta.reasoning_content or "") + event.text
             else:
                 delta.tool_calls = [*(delta.tool_calls or []), self._call(event, ids)]
-        return self._chunk(delta) if delta != MessageDelta() else None
+        if delta == MessageDelta() and not token_ids and not (logprobs and logprobs.content):
+            return None
+        chunk = self._chunk(delta)
+        chunk.choices[0].logprobs = logprobs
+        chunk.choices[0].token_ids = token_ids
+        return chunk
 
-    def last(self, reason: str | None, stop_reason: int | str | None) -> ChatCompletionChunk:
+    def last(
+        self, reason: str | None, stop_reason: int | str | None, seed: int | None = None
+    ) -> ChatCompletionChunk:
         chunk = self._chunk(MessageDelta())
+        chunk.choices[0].seed = seed
         chunk.choices[0].finish_reason = finish_reason(reason, self._calls)
         chunk.choices[0].stop_reason = stop_reason
         return chunk

@@ -129,6 +129,7 @@ class ChunkChoice(BaseModel):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
+    seed: int | None = None
 
 
 class ChatCompletionChunk(Head, Ours):
