@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from foreword.params import StructuredOutput
-from foreword.protocols import Grammar
+from foreword.protocols import Grammar, Logits
 from foreword.sample.noise import derive
 from foreword.types import MAX_LOGPROBS, Request, SamplingParams
 
@@ -66,8 +66,15 @@ SAMPLINGS: dict[str, Mapping[str, Any]] = {
 BAD_WORDS = (" the", "the", "ring", "red blue")
 BREAKERS = ("\n", ":")
 
-# Ways of asking for logprobs, each with one prompt; beside them the samples of one prompt.
-ASKED: dict[str, Mapping[str, float | int | str]] = {
+
+def wary(token_ids: SequenceOf[int], row: Logits) -> Logits:
+    """A user's processor: what came last is less likely."""
+    row[list(token_ids[-4:])] -= 2.0
+    return row
+
+
+# Other ways of asking, each with one prompt; beside them the samples of one prompt.
+ASKED: dict[str, Mapping[str, Any]] = {
     "most logprobs": {"temperature": 0.8, "logprobs": MAX_LOGPROBS},
     "processed logprobs": {
         "temperature": 0.8,
@@ -76,6 +83,16 @@ ASKED: dict[str, Mapping[str, float | int | str]] = {
         "logprobs_mode": "processed",
     },
     "prompt logprobs": {"temperature": 0.0, "logprobs": 0, "prompt_logprobs": NUM_LOGPROBS},
+    "arithmetic sampling": {
+        "temperature": 0.9,
+        "sampler": "arithmetic",
+        "logprobs": NUM_LOGPROBS,
+    },
+    "own processor": {
+        "temperature": 0.8,
+        "logits_processors": (wary,),
+        "logprobs": NUM_LOGPROBS,
+    },
 }
 NUM_SIBLINGS = 3
 
@@ -216,7 +233,7 @@ def asking(cases: SequenceOf[Case]) -> list[Case]:
         replace(
             case,
             name=f"{case.name}, {how}",
-            params=SamplingParams(**ASKED[how]).resolve({}),  # type: ignore[arg-type]
+            params=SamplingParams(**ASKED[how]).resolve({}),
             seed=derive(case.seed, 1000),  # nobody else's
         )
         for case, how in zip(cases, ASKED, strict=False)
