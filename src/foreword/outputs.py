@@ -136,8 +136,12 @@ def most_likely(samples: list[Sample]) -> list[Sample]:
 
     def rank(sample: Sample) -> tuple[bool, float, int]:
         """What was cut comes last: fewer tokens have a higher sum."""
-        cut = sample.sequence.finish_reason not in ("stop", "length")
-        return cut, -cumulative(sample.sequence), sample.index
+        done = sample.sequence.finish_reason in ("stop", "length")
+        return (
+            sample.sequence.error is not None or not done,
+            -cumulative(sample.sequence),
+            sample.index,
+        )
 
     return sorted(samples, key=rank)[:n]
 

@@ -237,7 +237,6 @@ def test_cancelling_cuts_at_a_token() -> None:
         ("time_limit", float("inf")),
         ("time_limit", "5"),
         ("include_stop_str_in_output", 1),
-        ("include_stop_str_in_output", None),
         ("ignore_eos", 0),
         ("max_tokens", 0),
     ],
