@@ -122,7 +122,7 @@ def main() -> None:
             max_tokens=options.max_tokens,
             structured_outputs={"json": every[name][0]["schema"]},
         )
-        llm.forms.compiled(params.structured_outputs)  # once per form, not part of a request
+        llm.asks.forms.compiled(params.structured_outputs)  # once per form, not part of a request
         pairs: list[Pair] = []
         for turn in range(options.rounds):
             sides.forget()

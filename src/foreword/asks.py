@@ -62,7 +62,7 @@ class Asks:
     def __init__(self, built: Built) -> None:
         self._built = built
         self._tokenizer = built.tokenizer
-        self._forms = Forms(built.tokenizer, built.vocab_size, built.checkpoint.eos_ids)
+        self.forms = Forms(built.tokenizer, built.vocab_size, built.checkpoint.eos_ids)
         self._breaker_ids: dict[tuple[str, ...], frozenset[int]] = {(): frozenset()}
 
     def prepare(self, ask: Ask) -> Prepared:
@@ -85,7 +85,7 @@ class Asks:
             bad_words=bad_word_ids(self._tokenizer, params.bad_words or ()),
             dry_breakers=self._breakers(params),
             expires=None if params.time_limit is None else started + params.time_limit,
-            grammar=request_form(self._forms, params, built.checkpoint.eos_ids | stop_ids),
+            grammar=request_form(self.forms, params, built.checkpoint.eos_ids | stop_ids),
             salt=ask.handling.salt,
             priority=ask.handling.priority,
             deadline=ask.handling.deadline,
