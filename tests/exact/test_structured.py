@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from harness import Job, Result, Rig, drive, equal, plain_with, prompt, rig
 
-from foreword.build import make_sampler, names
+from foreword.build import compiled_rows, make_sampler, names
 from foreword.draft.scripted import chain, planting, right_until
 from foreword.errors import NoTokenAllowed
 from foreword.params import StructuredOutput
-from foreword.sample.compiled import CompiledSampler
 from foreword.sample.form_rule import request_form
 from foreword.text.forms import Forms
 from foreword.types import Request, SamplingParams
@@ -142,7 +141,7 @@ def compiled_sampler():
 
 
 def test_the_compiled_sampler_follows_forms_too(compiled_sampler):
-    if not isinstance(compiled_sampler, CompiledSampler):
+    if compiled_rows(rig().model) is None:
         pytest.skip("the extension is not built")
     same(JOBS, rig().run(JOBS, method="ngram", sampler=compiled_sampler))
 
